@@ -1,0 +1,40 @@
+"""Errors that a user can act on: each says what is wrong, where, and what to do."""
+
+
+class BebopError(Exception):
+    """Base of every error that bebop reports to its user.
+
+    Args:
+        what: what is wrong, in one clause.
+        where: file, key, stage or row that it concerns.
+        fix: what the user can do about it.
+    """
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        self.what, self.where, self.fix = what.rstrip("."), where, fix.rstrip(".")
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        place = f" ({self.where})" if self.where else ""
+        remedy = f" {self.fix}." if self.fix else ""
+        return f"{self.what}{place}.{remedy}"
+
+
+class ConfigError(BebopError, ValueError):
+    """A profile, key or value that the configuration does not allow."""
+
+
+class InputError(BebopError, ValueError):
+    """Something the user gave (a file, a model, a prompt) that cannot be used."""
+
+
+class ArtifactError(BebopError):
+    """An artifact that is missing, damaged, of an unknown version, or does not fit another one."""
+
+
+class LosslessnessError(BebopError):
+    """Emitted tokens do not follow the target distribution."""
+
+
+class StageError(BebopError):
+    """A stage that cannot go on, although its inputs were fine."""
