@@ -1,0 +1,48 @@
+"""The one dictionary of metric names: what each number means and how it is counted.
+
+Names with `{depth}`, `{gamma}`, `{batch}`, `{mode}` stand for a family. A stage that reports a
+name that is not here fails its test, so that two runs never use one word for two things.
+"""
+
+import re
+
+METRICS = {
+    # acceptance; "conditional" = given that all shallower depths were accepted
+    "accept/alpha_{depth}": "conditional rejection-sampling acceptance at a depth, 1 - d_TV (eq. 2)",
+    "accept/alpha_to_{depth}": "conditional target-only acceptance at a depth, p(argmax q) (eq. 1)",
+    "accept/cum_{depth}": "cumulative acceptance: product of alpha_1 .. alpha_depth",
+    "accept/length": "tokens emitted per verify, 1 + E[L]: with the bonus token (eq. 12)",
+    "accept/length_to": "as accept/length, with target-only acceptance",
+    "accept/rate": "E[L] / gamma: accepted drafts per proposed draft, without the bonus token",
+    "accept/decoded_length": "accept/length counted in decoding, not teacher-forced",
+    "entropy/target": "mean entropy of the target distribution (nats per token)",
+    "entropy/draft": "mean entropy of the draft distribution at depth 1 (nats per token)",
+    "entropy/slope": "slope of accepted drafts on target entropy (per nat)",
+    # training
+    "loss/train": "training loss of the stage's own objective",
+    "loss/kl": "held-out KL(p || q), mean over depths (nats)",
+    "loss/tv": "held-out total variation, mean over depths",
+    "loss/e2e_tv": "held-out end-to-end TV loss (eq. 13)",
+    "grad/norm": "gradient norm before clipping",
+    # reinforcement learning
+    "reward/mean": "mean reward of the step's samples",
+    "reward/pass_rate": "share of the step's samples with reward 1",
+    "reward/gain": "mean reward of the last quarter of steps minus that of the first quarter",
+    "staleness/mean": "mean policy versions between sampling and training of a token",
+    "staleness/max": "largest policy-version distance in the step",
+    "ratio/mean": "mean importance ratio, trainer policy over behaviour policy",
+    "ratio/clip_share": "share of tokens whose ratio was clipped",
+    "length/response": "mean response length (tokens)",
+    # speed
+    "perf/tokens_per_second": "tokens per wall-clock second",
+    "perf/step_seconds": "wall-clock seconds of one step",
+    "perf/peak_rss_mib": "peak resident memory of the stage process (MiB)",
+}
+
+_FAMILY = re.compile(r"\\\{[a-z_]+\\\}")
+_PATTERNS = [re.compile(_FAMILY.sub(r"[A-Za-z0-9.+-]+", re.escape(name))) for name in METRICS]
+
+
+def unknown_metrics(names: list[str]) -> list[str]:
+    """The names that the dictionary does not define."""
+    return [name for name in names if not any(p.fullmatch(name) for p in _PATTERNS)]

@@ -1,0 +1,263 @@
+"""MLflow tracking: the only module that knows MLflow.
+
+A pipeline run is one parent MLflow run with one child a stage. A stage that finds `MLFLOW_RUN_ID`
+resumes that run; Kubeflow's MLflow plugin and `pipeline.py run` both set it. A tracking server
+that is away never costs a training run: after retries the calls go to a spool file, which is
+replayed as soon as a call gets through again.
+"""
+
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bebop.metrics import unknown_metrics
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+EXPERIMENT = "bebop"
+PARENT_TAG = "mlflow.parentRunId"
+RETRIES = 3
+# MLflow's own defaults retry for minutes; a stage must not wait that long for a curve.
+CLIENT_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_ENABLE_TELEMETRY": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+
+class Tracker(Protocol):
+    """What a stage may say while it runs."""
+
+    run_id: str
+
+    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Record metrics; values that are not finite are left out and counted."""
+
+    def params(self, values: Mapping[str, Any]) -> None:
+        """Record the resolved config."""
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Record identities: hashes, URIs, run ids."""
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        """Attach a small file (a report); models are recorded by URI and hash instead."""
+
+    def finish(self, status: str) -> None:
+        """End the run as FINISHED, FAILED or KILLED."""
+
+
+class NoTracking:
+    """Records nothing: for a stage that is called on its own without a tracking URI."""
+
+    run_id = ""
+
+    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        _finite(metrics)
+
+    def params(self, values: Mapping[str, Any]) -> None: ...
+
+    def tags(self, values: Mapping[str, str]) -> None: ...
+
+    def artifact(self, path: Path, folder: str = "") -> None: ...
+
+    def finish(self, status: str) -> None: ...
+
+
+NO_TRACKING = NoTracking()
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The finite values; raises `ValueError` for a name that the dictionary does not define."""
+    if unknown := unknown_metrics(list(metrics)):
+        raise ValueError(f"metrics without a definition in bebop.metrics.METRICS: {unknown}")
+    finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+    if dropped := sorted(set(metrics) - set(finite)):
+        print(f"not logged, not finite: {', '.join(dropped)}", file=sys.stderr, flush=True)
+    return finite
+
+
+class MlflowTracker:
+    """A tracker over one MLflow run.
+
+    Args:
+        client: MLflow client.
+        run_id: the run to write to.
+        spool: file for calls that could not be delivered.
+    """
+
+    def __init__(self, client: "MlflowClient", run_id: str, spool: Path) -> None:
+        self.client, self.run_id, self.spool = client, run_id, spool
+        self._away_until = 0.0
+
+    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        stamp = int(time.time() * 1000)
+        rows = [[name, value, stamp, step or 0] for name, value in _finite(metrics).items()]
+        self._deliver("log", rows)
+
+    def params(self, values: Mapping[str, Any]) -> None:
+        self._deliver("params", [[name, str(value)[:6000]] for name, value in values.items()])
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        self._deliver("tags", [[name, str(value)[:5000]] for name, value in values.items()])
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        self._deliver("artifact", [[str(path), folder]])
+
+    def finish(self, status: str) -> None:
+        self._deliver("finish", [[status]])
+
+    def _deliver(self, kind: str, rows: list[list[Any]]) -> None:
+        """Send after whatever is spooled; spool when the store is away."""
+        if time.monotonic() < self._away_until:
+            self._spool(kind, rows)
+            return
+        try:
+            with_retries(lambda: self._replay())
+            with_retries(lambda: self._send(kind, rows))
+        except store_errors() as error:
+            self._away_until = time.monotonic() + 30.0
+            self._spool(kind, rows)
+            print(
+                f"MLflow is away ({error}); tracking goes to {self.spool} and is replayed later",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _send(self, kind: str, rows: list[list[Any]]) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        if kind == "log":
+            self.client.log_batch(self.run_id, metrics=[Metric(*row) for row in rows])
+        elif kind == "params":
+            self.client.log_batch(self.run_id, params=[Param(*row) for row in rows])
+        elif kind == "tags":
+            self.client.log_batch(self.run_id, tags=[RunTag(*row) for row in rows])
+        elif kind == "artifact":
+            for path, folder in rows:
+                self.client.log_artifact(self.run_id, path, folder or None)
+        else:
+            assert kind == "finish", kind
+            self.client.set_terminated(self.run_id, rows[0][0])
+
+    def _spool(self, kind: str, rows: list[list[Any]]) -> None:
+        self.spool.parent.mkdir(parents=True, exist_ok=True)
+        with self.spool.open("a") as stream:
+            stream.write(json.dumps([kind, rows]) + "\n")
+
+    def _replay(self) -> None:
+        if not self.spool.exists():
+            return
+        for line in self.spool.read_text().splitlines():
+            self._send(*json.loads(line))
+        self.spool.unlink()
+
+
+def store_errors() -> tuple[type[Exception], ...]:
+    """What an absent or broken tracking store raises."""
+    from mlflow.exceptions import MlflowException
+
+    return (MlflowException, OSError)
+
+
+def with_retries(call: Callable[[], None]) -> None:
+    """Call with back-off; the last error is raised."""
+    errors = store_errors()
+    for attempt in range(RETRIES):
+        try:
+            return call()
+        except errors:
+            if attempt == RETRIES - 1:
+                raise
+            time.sleep(0.2 * 2**attempt)
+
+
+def make_client(uri: str) -> "MlflowClient":
+    """An MLflow client that gives up in seconds and reports nothing to anybody."""
+    for name, value in CLIENT_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    import logging
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def open_tracker(stage: str, spool_folder: Path | None = None) -> Tracker:
+    """The tracker for this process, from MLflow's own environment variables.
+
+    `MLFLOW_RUN_ID` is taken out of the environment, so that Ray's workers do not write to it.
+    Without `MLFLOW_TRACKING_URI` nothing is tracked. With a URI but no run id, a run is created.
+
+    Args:
+        stage: stage name, used for a run created here.
+        spool_folder: where undelivered calls go; default: the temporary folder.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    run_id = os.environ.pop("MLFLOW_RUN_ID", "")
+    if not uri:
+        return NO_TRACKING
+    client = make_client(uri)
+    if not run_id:
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or ensure_experiment(client, None)
+        run_id = client.create_run(experiment, run_name=stage).info.run_id
+    folder = spool_folder or Path(tempfile.gettempdir())
+    tracker = MlflowTracker(client, run_id, folder / f"mlflow-spool-{run_id}.jsonl")
+    tracker.tags({"bebop.stage": stage})
+    return tracker
+
+
+def ensure_experiment(client: "MlflowClient", artifacts: Path | None) -> str:
+    """Id of the experiment "bebop" (or `MLFLOW_EXPERIMENT_NAME`), created when it is not there."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    location = artifacts.resolve().as_uri() if artifacts is not None else None
+    return str(client.create_experiment(name, artifact_location=location))
+
+
+def open_pipeline_run(
+    uri: str,
+    artifacts: Path,
+    run_name: str,
+    stages: list[str],
+    tags: Mapping[str, str],
+) -> tuple[str, str, dict[str, str]]:
+    """Create the parent run and one scheduled child a stage.
+
+    Returns:
+        Experiment id, parent run id, and the child run id of each stage.
+    """
+    client = make_client(uri)
+    experiment = ensure_experiment(client, artifacts)
+    parent = client.create_run(experiment, run_name=run_name, tags=dict(tags)).info.run_id
+    children = {}
+    for stage in stages:
+        child_tags = {**tags, PARENT_TAG: parent, "bebop.stage": stage}
+        child = client.create_run(experiment, run_name=f"{stage} {run_name}", tags=child_tags)
+        client.update_run(child.info.run_id, status="SCHEDULED")
+        children[stage] = child.info.run_id
+    return experiment, parent, children
+
+
+def close_pipeline_run(
+    uri: str, parent: str, children: Mapping[str, str], metrics: Mapping[str, float], status: str
+) -> None:
+    """Copy headline metrics to the parent and end every run that is still open."""
+    client = make_client(uri)
+    for name, value in metrics.items():
+        client.log_metric(parent, name, value)
+    for child in children.values():
+        if client.get_run(child).info.status in ("SCHEDULED", "RUNNING"):
+            client.set_terminated(child, "KILLED")
+    client.set_terminated(parent, status)
