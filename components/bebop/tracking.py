@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 EXPERIMENT = "bebop"
 PARENT_TAG = "mlflow.parentRunId"
 RETRIES = 3
+OPEN_STATUSES = ("SCHEDULED", "RUNNING")
 # MLflow's own defaults retry for minutes; a stage must not wait that long for a curve.
 CLIENT_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -257,7 +258,13 @@ def close_pipeline_run(
     client = make_client(uri)
     for name, value in metrics.items():
         client.log_metric(parent, name, value)
-    for child in children.values():
-        if client.get_run(child).info.status in ("SCHEDULED", "RUNNING"):
-            client.set_terminated(child, "KILLED")
     client.set_terminated(parent, status)
+    close_dead_run(uri, "", children)
+
+
+def close_dead_run(uri: str, parent: str, children: Mapping[str, str]) -> None:
+    """End the runs that a killed runner left open; those that ended keep their status."""
+    client = make_client(uri)
+    for run_id in (*children.values(), parent):
+        if run_id and client.get_run(run_id).info.status in OPEN_STATUSES:
+            client.set_terminated(run_id, "KILLED")

@@ -1,0 +1,1 @@
+"""Kubeflow graphs and run profiles: what is submitted, from where you stand."""

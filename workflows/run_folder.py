@@ -1,0 +1,148 @@
+"""A run's folder: what was asked, one folder a stage, and the summary.
+
+runs/<id>/run.json            profile, configs, command, MLflow run ids
+runs/<id>/<stage>/stage.json  record of a stage, written by the stage itself
+runs/<id>/<stage>/…           links to its artifacts; checkpoints while it trains
+runs/<id>/summary.json        all stages in one place
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bebop.errors import ArtifactError, InputError
+from bebop.provenance import git_sha, hash_path, read_manifest, write_json
+from workflows.profile import Profile
+from workflows.stages import STAGES
+
+
+def new_run_folder(runs_dir: Path, name: str) -> Path:
+    """Create `runs/<time>-<name>`; a second run within the same second gets a suffix.
+
+    Raises:
+        InputError: the folder cannot be written.
+    """
+    stem = time.strftime("%Y%m%d-%H%M%S") + f"-{name}"
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        folder = runs_dir.resolve() / (stem + suffix)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InputError(
+                f"cannot create the run's folder: {error.strerror}",
+                where=str(folder),
+                fix="Pass another --runs-dir",
+            ) from error
+        return folder
+    raise InputError("too many runs in one second", where=str(runs_dir), fix="Try again")
+
+
+def write_request(folder: Path, profile: Profile, command: list[str], **extra: Any) -> None:
+    """Write `run.json`: everything that is needed to ask for the same run again."""
+    request = {
+        "version": 1,
+        "id": folder.name,
+        "profile": profile.name,
+        "configs": {
+            name: config.model_dump(mode="json") for name, config in profile.configs.items()
+        },
+        "resources": profile.resources,
+        "command": command,
+        "git_sha": git_sha(),
+        "created_at": time.time(),
+        "pid": os.getpid(),
+        **extra,
+    }
+    write_json(folder / "run.json", request)
+
+
+def open_run(runs_dir: Path, run_id: str) -> tuple[Path, dict[str, Any]]:
+    """Folder and request of an earlier run.
+
+    Raises:
+        InputError: no such run.
+        ArtifactError: its `run.json` is missing or damaged.
+    """
+    folder = runs_dir.resolve() / run_id
+    if not run_id or not folder.is_dir():
+        known = sorted(p.name for p in runs_dir.glob("*") if (p / "run.json").is_file())
+        shown = ", ".join(known[-5:]) if known else "none yet"
+        raise InputError(f"no run {run_id!r}", where=str(runs_dir), fix=f"Latest runs: {shown}")
+    return folder, read_manifest(folder, "run.json")
+
+
+def stage_record(folder: Path, stage: str) -> dict[str, Any] | None:
+    """The record that a stage wrote, or None when it never started."""
+    if not (folder / stage / "stage.json").is_file():
+        return None
+    return read_manifest(folder / stage, "stage.json")
+
+
+def usable_outputs(folder: Path, stage: str) -> dict[str, dict[str, Any]]:
+    """Outputs of a finished stage, after checking that they are there and unchanged.
+
+    Raises:
+        ArtifactError: the stage did not finish, or an output is missing or has another hash.
+    """
+    record = stage_record(folder, stage)
+    if record is None or record["status"] not in ("succeeded", "reused"):
+        state = record["status"] if record else "never started"
+        raise ArtifactError(
+            f"{stage} of this run is not usable: {state}",
+            where=str(folder),
+            fix=f"Rerun from there: pipeline.py rerun {stage} --run {folder.name}",
+        )
+    for name, artifact in record["outputs"].items():
+        found = hash_path(Path(artifact["path"]))
+        if found != artifact["hash"]:
+            raise ArtifactError(
+                f"{name} has changed since {stage} wrote it",
+                where=f"{artifact['path']}: {found}, recorded {artifact['hash']}",
+                fix=f"Rerun from there: pipeline.py rerun {stage} --run {folder.name}",
+            )
+    outputs: dict[str, dict[str, Any]] = record["outputs"]
+    return outputs
+
+
+def record_reused(folder: Path, source: Path, stage: str) -> None:
+    """Note in a rerun's folder that a stage of another run is used as it is."""
+    record = stage_record(source, stage)
+    assert record is not None
+    origin = record.get("reused_from", source.name)
+    write_json(folder / stage / "stage.json", {**record, "status": "reused", "reused_from": origin})
+    for name, artifact in record["outputs"].items():
+        link = folder / stage / ("report.html" if name == "report" else name)
+        link.symlink_to(os.path.relpath(artifact["path"], link.parent))
+
+
+def summarize(folder: Path) -> dict[str, Any]:
+    """Collect the stages' records into `summary.json` and return it.
+
+    A stage whose record says "running" although its runner has ended was killed.
+    """
+    stages: dict[str, Mapping[str, Any]] = {}
+    for stage in STAGES:
+        record = stage_record(folder, stage)
+        if record is None:
+            stages[stage] = {"status": "not run"}
+            continue
+        keys = ("status", "seconds", "metrics", "inputs", "outputs", "error", "reused_from")
+        stages[stage] = {key: record[key] for key in keys if key in record}
+        if record["status"] == "running":
+            stages[stage] = {**stages[stage], "status": "killed"}
+    request = json.loads((folder / "run.json").read_text())
+    summary = {
+        "version": 1,
+        "id": folder.name,
+        "profile": request["profile"],
+        "git_sha": request["git_sha"],
+        "seconds": time.time() - request["created_at"],
+        "stages": stages,
+    }
+    write_json(folder / "summary.json", summary)
+    return summary
