@@ -3,7 +3,9 @@
 Shape suffixes: B rows, T tokens, H hidden, V vocabulary, S cached positions.
 """
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    Cache,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, Cache
+from transformers.utils import logging
 
 from bebop.errors import InputError
 
@@ -41,10 +38,10 @@ class Backbone:
             above are `PADDED_LOGIT`.
     """
 
-    model: PreTrainedModel
+    model: Any
     tokenizer: Any = None
     path: Path | None = None
-    config: PretrainedConfig = field(init=False)
+    config: Any = field(init=False)
     token_count: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +51,7 @@ class Backbone:
         self.token_count = min(highest or self.vocab_size, self.vocab_size)
 
     @property
-    def trunk(self) -> nn.Module:
+    def trunk(self) -> Any:
         """The model without its lm_head."""
         return self.model.base_model
 
@@ -68,19 +65,19 @@ class Backbone:
         return self.lm_head.weight.shape[0]
 
     @property
-    def embed(self) -> nn.Embedding:
+    def embed(self) -> Any:
         return self.model.get_input_embeddings()
 
     @property
-    def lm_head(self) -> nn.Linear:
+    def lm_head(self) -> Any:
         return self.model.get_output_embeddings()
 
     @property
-    def layers(self) -> nn.ModuleList:
+    def layers(self) -> Any:
         return self.trunk.layers
 
     @property
-    def final_norm(self) -> nn.Module:
+    def final_norm(self) -> Any:
         return self.trunk.norm
 
     @property
@@ -124,7 +121,15 @@ class Backbone:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary: [..., H] -> [..., V]; padded rows get `PADDED_LOGIT`."""
-        logits = self.lm_head(hidden)
+        return self._without_padding(self.lm_head(hidden))
+
+    def frozen_logits(self, hidden: Tensor) -> Tensor:
+        """Like `logits`, but gradients reach `hidden` only, never the lm_head."""
+        head = self.lm_head
+        bias = None if head.bias is None else head.bias.detach()
+        return self._without_padding(nn.functional.linear(hidden, head.weight.detach(), bias))
+
+    def _without_padding(self, logits: Tensor) -> Tensor:
         if self.token_count < logits.shape[-1]:
             logits[..., self.token_count :] = PADDED_LOGIT
         return logits
@@ -142,9 +147,10 @@ def load_backbone(
     folder = Path(path)
     _check_folder(folder)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
+        with _no_progress_bar():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            )
         tokenizer = _load_tokenizer(folder)
     except _LOAD_ERRORS as error:
         raise InputError(
@@ -152,6 +158,7 @@ def load_backbone(
             where=str(folder),
             fix="Download or convert it again; the folder may be cut short",
         ) from error
+    model, info = loaded
     missing = sorted(info["missing_keys"]) + sorted(str(k) for k in info["mismatched_keys"])
     if missing:
         raise InputError(
@@ -161,6 +168,17 @@ def load_backbone(
         )
     model = model.to(device).eval().requires_grad_(False)
     return Backbone(model, tokenizer, folder)
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _load_tokenizer(folder: Path) -> Any:
@@ -190,16 +208,17 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _check_architecture(model: PreTrainedModel) -> None:
+def _check_architecture(model: Any) -> None:
     trunk = model.base_model
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     parts = [name for name in ("layers", "norm", "rotary_emb") if not hasattr(trunk, name)]
-    if parts or kinds != {"full_attention"}:
-        problem = f"no {', '.join(parts)}" if parts else f"layer types {sorted(kinds)}"
+    attention = model.config._attn_implementation
+    if parts or kinds != {"full_attention"} or attention != "sdpa":
+        problem = f"no {', '.join(parts)}" if parts else f"{sorted(kinds)} with {attention}"
         raise InputError(
             f"{type(model).__name__} cannot be decoded with a head: {problem}",
             where=str(model.config.name_or_path or type(model).__name__),
-            fix="Use a Llama- or Qwen-shaped model with full attention in every layer",
+            fix="Use a Llama- or Qwen-shaped model with full attention (sdpa) in every layer",
         )
 
 

@@ -178,7 +178,7 @@ def _tensor_name(name: str) -> str:
     return f"model.layers.{layer}.{_NAMES[part]}.{suffix}"
 
 
-def _unpermute(weight: Tensor, heads: int) -> Tensor:
+def _unpermute(weight: Tensor, heads: Any) -> Tensor:
     """Undo llama.cpp's row order: it interleaves the two halves that rotary embedding pairs."""
     rows, columns = weight.shape
     return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
