@@ -1,19 +1,21 @@
 """The one dictionary of metric names: what each number means and how it is counted.
 
-Names with `{depth}`, `{gamma}`, `{batch}`, `{mode}` stand for a family. A stage that reports a
-name that is not here fails its test, so that two runs never use one word for two things.
+Numbers in brackets are equations of arXiv 2606.12370. Names with `{depth}`, `{gamma}`, `{batch}`,
+`{mode}` stand for a family. A stage that reports a name that is not here fails, so that two runs
+never use one word for two things.
 """
 
 import re
 
 METRICS = {
     # acceptance; "conditional" = given that all shallower depths were accepted
-    "accept/alpha_{depth}": "conditional rejection-sampling acceptance at a depth, 1 - d_TV (eq. 2)",
-    "accept/alpha_to_{depth}": "conditional target-only acceptance at a depth, p(argmax q) (eq. 1)",
+    "accept/alpha_{depth}": "conditional rejection-sampling acceptance at a depth: 1 - d_TV (2)",
+    "accept/alpha_to_{depth}": "conditional target-only acceptance at a depth: p(argmax q) (1)",
     "accept/cum_{depth}": "cumulative acceptance: product of alpha_1 .. alpha_depth",
-    "accept/length": "tokens emitted per verify, 1 + E[L]: with the bonus token (eq. 12)",
+    "accept/length": "tokens emitted per verify, 1 + E[L]: with the bonus token (12)",
     "accept/length_to": "as accept/length, with target-only acceptance",
     "accept/rate": "E[L] / gamma: accepted drafts per proposed draft, without the bonus token",
+    "accept/start_alpha_1": "held-out alpha_1 of the head before its first training step",
     "accept/decoded_length": "accept/length counted in decoding, not teacher-forced",
     "entropy/target": "mean entropy of the target distribution (nats per token)",
     "entropy/draft": "mean entropy of the draft distribution at depth 1 (nats per token)",
@@ -22,7 +24,8 @@ METRICS = {
     "loss/train": "training loss of the stage's own objective",
     "loss/kl": "held-out KL(p || q), mean over depths (nats)",
     "loss/tv": "held-out total variation, mean over depths",
-    "loss/e2e_tv": "held-out end-to-end TV loss (eq. 13)",
+    "loss/e2e_tv": "held-out end-to-end TV loss (13)",
+    "train/warmup_steps": "steps trained with the warm-up loss",
     "grad/norm": "gradient norm before clipping",
     # reinforcement learning
     "reward/mean": "mean reward of the step's samples",
