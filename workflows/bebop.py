@@ -58,9 +58,8 @@ def make_pipeline(
         task = COMPONENTS[stage](config=config, **inputs)
         # Every run is made afresh: neither cache key covers the code in the image.
         task.set_caching_options(False)
-        task.set_display_name(stage)
         if image is not None:
-            task.set_container_image(image)
+            task.set_container_image(image).set_display_name(stage)
         for name, value in (environment or {}).get(stage, {}).items():
             task.set_env_variable(name, value)
         apply_resources(task, profile.resources.get(stage, {}), stage)
@@ -96,5 +95,4 @@ def import_artifact(name: str, source: Mapping[str, Any]) -> Any:
         reimport=False,
         metadata=dict(source.get("metadata", {})),
     )
-    task.set_display_name(f"reuse {name}")
     return task.output

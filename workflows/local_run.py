@@ -24,6 +24,7 @@ from workflows.run_folder import (
     usable_outputs,
     write_request,
 )
+from workflows.run_log import run_log
 from workflows.stages import STAGES, needed_artifacts, stages_from
 from workflows.summary_table import print_summary
 
@@ -149,7 +150,8 @@ def _run_graph(
         raise_on_error=True,
     )
     try:
-        pipeline()
+        with run_log(folder / "log.txt"):
+            pipeline()
     except RuntimeError as error:
         # The runner raises this for a task that failed; the stage's own record says why.
         failed = [
@@ -161,8 +163,8 @@ def _run_graph(
             raise
         record = stage_record(folder, failed[0]) or {}
         raise StageError(
-            f"{failed[0]} failed: {record.get('error', 'see its output above')}",
-            where=str(folder / failed[0]),
+            f"{failed[0]} failed: {record.get('error', 'see its output above').rstrip('.')}",
+            where=f"log: {folder / 'log.txt'}",
             fix=f"Then: python pipeline.py rerun {failed[0]} --run {folder.name}",
         ) from error
 

@@ -5,14 +5,15 @@ a record. When `pipeline.py` runs the DAG on this machine, `BEBOP_RUN_DIR` names
 and the record lies in `<run>/<stage>/stage.json`, which a rerun reads.
 """
 
-import ctypes
 import errno
 import json
 import math
 import os
 import resource
+import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -209,13 +210,22 @@ def _limit_threads(threads: int) -> None:
 def die_with_runner() -> None:
     """End this process when the pipeline runner is killed: an orphan would go on writing.
 
-    Linux only (`PR_SET_PDEATHSIG`); elsewhere the stage goes on and its result is not collected.
+    A shell stands between the two, so the kernel's parent-death signal does not reach us; a
+    thread waits on the runner's pidfd instead (Linux; elsewhere an orphan finishes its stage).
     """
     runner = os.environ.get(RUNNER_PID)
-    if runner is None or not sys.platform.startswith("linux"):
+    if runner is None or not hasattr(os, "pidfd_open"):
         return
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    try:
+        descriptor = os.pidfd_open(int(runner))
+    except ProcessLookupError:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def wait() -> None:
+        select.select([descriptor], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="die-with-runner", daemon=True).start()
 
 
 def kfp_task(
