@@ -36,14 +36,36 @@ METRICS = {
     "ratio/mean": "mean importance ratio, trainer policy over behaviour policy",
     "ratio/clip_share": "share of tokens whose ratio was clipped",
     "length/response": "mean response length (tokens)",
+    "length/truncated": "share of responses that were cut at max_tokens",
+    "groups/zero_variance": "share of prompt groups whose rewards are all equal: no gradient",
+    "groups/requeued": "prompt groups sampled again because their rollout worker died",
+    "ratio/max": "largest importance ratio of the step",
+    "reward/eval_before": "mean reward on held-out prompts before training",
+    "reward/eval_after": "mean reward on held-out prompts after training",
+    "accept/decoded_alpha_{depth}": "accept/alpha_{depth} counted in decoding",
+    "train/steps": "trainer steps of the run",
     # speed
+    "speedup/{mode}_g{gamma}_b{batch}": "tokens/s over plain decoding's in the same repeat, median",
+    "speedup/best": "largest median speed-up over plain decoding of any mode, gamma and batch",
+    "speedup/break_even_g{gamma}_b{batch}": "E[L] at which drafting costs what it saves",
+    "speedup/prediction_error": "median of |predicted / measured speed-up - 1|",
+    "accept/decoded_{mode}_g{gamma}": "accept/decoded_length of one mode and gamma, all batches",
+    "perf/off_b{batch}_tokens_per_second": "plain decoding at a batch size, median of repeats",
     "perf/tokens_per_second": "tokens per wall-clock second",
     "perf/step_seconds": "wall-clock seconds of one step",
+    "perf/wait_seconds": "seconds of a step in which the trainer waited for samples",
+    "perf/train_seconds": "seconds of a step spent on probe, update and weight publication",
+    "perf/rollout_seconds": "seconds that rollout workers spent on a step's samples, summed",
     "perf/peak_rss_mib": "peak resident memory of the stage process (MiB)",
 }
 
-_FAMILY = re.compile(r"\\\{[a-z_]+\\\}")
-_PATTERNS = [re.compile(_FAMILY.sub(r"[A-Za-z0-9.+-]+", re.escape(name))) for name in METRICS]
+_FAMILY = re.compile(r"\\\{([a-z_]+)\\\}")
+_MEMBERS = {"mode": "(?:off|target_only|rejection)"}
+_ANY_MEMBER = r"[A-Za-z0-9.-]+"
+_PATTERNS = [
+    re.compile(_FAMILY.sub(lambda family: _MEMBERS.get(family[1], _ANY_MEMBER), re.escape(name)))
+    for name in METRICS
+]
 
 
 def unknown_metrics(names: list[str]) -> list[str]:
