@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ HEAVY = ("torch", "ray", "transformers", "mlflow", "reasoning_gym", "matplotlib"
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory):
-    """The IR's YAML documents: the pipeline spec and, where resources ask for it, the platform's."""
+    """The IR's YAML documents: the pipeline spec first."""
     path = compile_pipeline("tiny", [], tmp_path_factory.mktemp("ir") / "bebop.yaml")
     return list(yaml.safe_load_all(path.read_text()))
 
@@ -101,11 +100,10 @@ def test_an_output_that_is_not_yaml_is_refused(tmp_path):
 
 def test_compiling_loads_no_heavy_library_and_is_quick(tmp_path):
     code = (
-        "import sys, pipeline\n"
+        "import sys, time, pipeline\n"
         f"assert pipeline.main(['compile', '-o', {str(tmp_path / 'p.yaml')!r}]) == 0\n"
         f"heavy = [m for m in {HEAVY!r} if m in sys.modules]\n"
         "assert not heavy, heavy\n"
+        "assert time.process_time() < 3.0, 'CPU seconds, imports included'\n"
     )
-    start = time.process_time()
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-    assert time.process_time() - start < 3.0
