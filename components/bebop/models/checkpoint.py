@@ -162,6 +162,15 @@ def load_head_tensors(head: MTPHead, tensors: Mapping[str, Tensor], *, where: st
     assert all(bool(p.isfinite().all()) for p in head.parameters())
 
 
+def check_head(head: MTPHead, where: str) -> None:
+    """Refuse a head whose weights cannot draft.
+
+    Raises:
+        ArtifactError: NaN, infinity, or an fc of zeros.
+    """
+    _check_finite(head_tensors(head), where)
+
+
 def _check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
     bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
     if bad:

@@ -20,7 +20,7 @@ def ridge_fit(
     tokens_BT: Tensor,
     hidden_BTH: Tensor,
     mask_BT: Tensor,
-    l2: float = 1e-3,
+    l2: float = 1e-2,
 ) -> None:
     """Solve the fc, in place, so that depth 1 predicts the trunk's next state.
 
