@@ -4,7 +4,7 @@ Kubeflow turns integers inside dict parameters into floats, so a config crosses 
 """
 
 import json
-from typing import Any, Self, get_args
+from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -88,5 +88,6 @@ def parse_value(config_type: type[StageConfig], key: str, text: str) -> Any:
 
 
 def _takes_text(annotation: Any) -> bool:
-    options = get_args(annotation) or (annotation,)
-    return all(option is str or isinstance(option, str) for option in options)
+    if get_origin(annotation) is Literal:
+        return all(isinstance(option, str) for option in get_args(annotation))
+    return annotation is str

@@ -44,6 +44,12 @@ METRICS = {
     "reward/eval_after": "mean reward on held-out prompts after training",
     "accept/decoded_alpha_{depth}": "accept/alpha_{depth} counted in decoding",
     "train/steps": "trainer steps of the run",
+    # data
+    "data/rows_read": "rows or generated entries read, repetitions of a generator left out",
+    "data/rejects": "rows that were dropped, each with its reason in rejects.jsonl",
+    "data/prompts_{split}": "distinct prompts of one side of the split (train, eval)",
+    "data/responses_{split}": "responses that the backbone gave on one side of the split",
+    "data/pass_rate_{split}": "share of these responses with reward 1",
     # speed
     "speedup/{mode}_g{gamma}_b{batch}": "tokens/s over plain decoding's in the same repeat, median",
     "speedup/best": "largest median speed-up over plain decoding of any mode, gamma and batch",

@@ -1,14 +1,16 @@
 """Progress bars with an estimate, for a terminal and for a log.
 
 A terminal gets rich's live bar. A pipe (Kubeflow's log, a file) gets one line every few seconds,
-because a redrawn bar there would be thousands of lines.
+because a redrawn bar there would be thousands of lines. A local runner that pipes a stage's output
+names its own terminal in `BEBOP_TERMINAL`, and the bar is drawn there.
 """
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -22,6 +24,46 @@ from rich.progress import Progress as RichProgress
 
 T = TypeVar("T")
 LOG_EVERY_SECONDS = 5.0
+TERMINAL = "BEBOP_TERMINAL"
+
+
+def _open_terminal() -> TextIO | None:
+    """Where a live bar can be drawn: stderr, else the runner's terminal, else nowhere."""
+    if sys.stderr.isatty():
+        return sys.stderr
+    path = os.environ.get(TERMINAL)
+    if not path:
+        return None
+    try:
+        # Not to become this process's controlling terminal: its Ctrl-C is the runner's.
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY)
+    except OSError:
+        return None  # the runner went on without its terminal (nohup, a closed window)
+    if not os.isatty(descriptor):
+        os.close(descriptor)
+        return None
+    return os.fdopen(descriptor, "w")
+
+
+def _columns(terminal: TextIO) -> int | None:
+    return os.get_terminal_size(terminal.fileno()).columns or None
+
+
+def _live_bar(terminal: TextIO) -> RichProgress:
+    own = terminal is sys.stderr
+    return RichProgress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("eta"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=Console(file=terminal, width=_columns(terminal)),
+        # What is printed meanwhile belongs to the pipe when the bar is on another stream.
+        redirect_stdout=own,
+        redirect_stderr=own,
+    )
 
 
 class Progress:
@@ -37,23 +79,14 @@ class Progress:
 
     def __init__(self, description: str, total: int) -> None:
         self.description, self.total, self.done, self.note = description, total, 0, ""
-        self._live = sys.stderr.isatty()
+        self._terminal = _open_terminal()
         self._start = self._printed = time.monotonic()
-        if self._live:
-            self._rich = RichProgress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("eta"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-                console=Console(stderr=True),
-            )
+        if self._terminal is not None:
+            self._rich = _live_bar(self._terminal)
             self._task = self._rich.add_task(description, total=total, note="")
 
     def __enter__(self) -> Self:
-        if self._live:
+        if self._terminal is not None:
             self._rich.start()
         return self
 
@@ -63,8 +96,10 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._live:
+        if self._terminal is not None:
             self._rich.stop()
+            if self._terminal is not sys.stderr:
+                self._terminal.close()
         elif time.monotonic() - self._start > LOG_EVERY_SECONDS:
             self._print_line()
 
@@ -72,7 +107,7 @@ class Progress:
         """Add finished units, with an optional short note (a loss, a rate)."""
         self.done += units
         self.note = note or self.note
-        if self._live:
+        if self._terminal is not None:
             self._rich.update(self._task, advance=units, note=self.note)
         elif time.monotonic() - self._printed >= LOG_EVERY_SECONDS:
             self._print_line()

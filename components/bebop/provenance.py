@@ -52,7 +52,8 @@ def _files(path: Path) -> list[Path]:
 def atomic_dir(target: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `target`; it becomes `target` only when the body succeeds.
 
-    An existing target is replaced, since a retried Kubeflow task reuses its output folder.
+    An existing target is replaced, since a retried Kubeflow task reuses its output folder. It is
+    moved aside first: deleting a large folder takes time, and a kill in between would leave half.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -61,14 +62,21 @@ def atomic_dir(target: Path) -> Iterator[Path]:
     try:
         yield temporary
         _sync_tree(temporary)
-        if target.is_dir():
-            shutil.rmtree(target)
-        elif target.exists():
-            target.unlink()
+        aside = temporary.with_name(f"{temporary.name}.old")
+        if target.exists() or target.is_symlink():
+            target.rename(aside)
         temporary.rename(target)
         _sync(target.parent)
+        _remove(aside)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.is_dir():
+        shutil.rmtree(path)
 
 
 @contextlib.contextmanager

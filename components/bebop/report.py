@@ -23,14 +23,16 @@ PAGE = Environment(autoescape=True).from_string(
     """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>
-body{font:15px/1.5 system-ui,sans-serif;color:#1c2330;max-width:60rem;margin:2rem auto;padding:0 1rem}
+body{font:15px/1.5 system-ui,sans-serif;color:#1c2330;max-width:60rem;margin:2rem auto;
+ padding:0 1rem}
 h1{font-size:1.5rem;margin-bottom:.2rem} h2{font-size:1.15rem;margin-top:2rem}
 .verdict{background:#eef4ff;border-left:4px solid #2f6fde;padding:.8rem 1rem;margin:1rem 0}
 table{border-collapse:collapse;margin:.8rem 0;font-variant-numeric:tabular-nums}
 th,td{border-bottom:1px solid #dde2ea;padding:.25rem .8rem;text-align:right}
 th:first-child,td:first-child{text-align:left} th{background:#f6f7f9}
 caption,figcaption{caption-side:bottom;color:#5a6475;font-size:.85rem;text-align:left}
-figure{margin:1rem 0} svg{max-width:100%;height:auto} pre{background:#f6f7f9;padding:.6rem;white-space:pre-wrap}
+figure{margin:1rem 0} svg{max-width:100%;height:auto}
+pre{background:#f6f7f9;padding:.6rem;white-space:pre-wrap}
 </style></head><body><h1>{{ title }}</h1>
 {% for part in parts %}{{ part }}
 {% endfor %}</body></html>
@@ -110,4 +112,4 @@ class Report:
 
         page = PAGE.render(title=self.title, parts=[Markup(part) for part in self._parts])
         with atomic_file(path) as temporary:
-            temporary.write_text(page)
+            temporary.write_text(page, encoding="utf-8")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 RUN_DIR = "BEBOP_RUN_DIR"
 RUNNER_PID = "BEBOP_RUNNER_PID"
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 Run = Callable[..., dict[str, float]]
 
 
@@ -63,10 +64,10 @@ def run_stage(
     _limit_threads(config.threads)
     tracker = open_tracker(stage, folder)
     record = _new_record(stage, config, inputs, tracker)
-    _save(folder, record)
-    tracker.params({f"{stage}.{key}": value for key, value in config.model_dump().items()})
-    tracker.tags(_identity(record, consumed or {}))
     with _closing(record, folder, tracker):
+        _save(folder, record)
+        tracker.params({f"{stage}.{key}": value for key, value in config.model_dump().items()})
+        tracker.tags(_identity(record, consumed or {}))
         checkpoints = folder / "checkpoints" if folder else None
         metrics = run(config, **inputs, **outputs, tracker=tracker, checkpoints=checkpoints)
         _finish(record, metrics, outputs, tracker, folder)
@@ -177,7 +178,7 @@ def _closing(record: dict[str, Any], folder: Path | None, tracker: Tracker) -> I
         status = "interrupted"
         raise
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in DISK_FULL:
             raise
         record["error"] = "the disk is full"
         raise StageError(
@@ -190,7 +191,7 @@ def _closing(record: dict[str, Any], folder: Path | None, tracker: Tracker) -> I
         raise
     finally:
         record["status"], record["seconds"] = status, time.monotonic() - start
-        _save(folder, record)
+        _save_ending(folder, record)
         ending = {"succeeded": "FINISHED", "interrupted": "KILLED"}.get(status, "FAILED")
         tracker.finish(ending)
 
@@ -198,6 +199,16 @@ def _closing(record: dict[str, Any], folder: Path | None, tracker: Tracker) -> I
 def _save(folder: Path | None, record: Mapping[str, Any]) -> None:
     if folder is not None:
         write_json(folder / "stage.json", record)
+
+
+def _save_ending(folder: Path | None, record: Mapping[str, Any]) -> None:
+    """Save the record; a disk without room even for that must not hide why the stage ended."""
+    try:
+        _save(folder, record)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        print(f"no room for {folder}/stage.json", file=sys.stderr, flush=True)
 
 
 def _limit_threads(threads: int) -> None:
