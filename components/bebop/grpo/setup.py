@@ -1,0 +1,243 @@
+"""From artifacts to a loop that can start, or go on from a checkpoint."""
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bebop.errors import ArtifactError, InputError
+from bebop.grpo.checkpoint import Checkpoints, Progress
+from bebop.grpo.loop import Loop, Plan
+from bebop.grpo.objective import Clip
+from bebop.grpo.prompts import Prompt, PromptStream, read_prompts
+from bebop.grpo.scoring import Scorer
+from bebop.grpo.speculation import choose_speculation
+from bebop.grpo.stage import Config
+from bebop.grpo.trainer import Trainer, TrainerSettings
+from bebop.models.backbone import Backbone
+from bebop.models.checkpoint import HeadMeta, hash_tensors, head_tensors, load_model
+from bebop.models.mtp_head import MTPHead
+from bebop.provenance import hash_path, read_manifest
+from bebop.rollout.actors import RolloutFleet, WorkerSettings, ray_session
+from bebop.rollout.buffer import WorkBuffer
+from bebop.rollout.engine import SamplingParams, Speculation
+from bebop.tracking import Tracker
+
+SMALLEST_OBJECT_STORE = 256 * 2**20
+WEIGHT_COPIES = 4  # versions that jobs in flight may still hold, and one being written
+
+
+@dataclass(frozen=True)
+class Training:
+    """Everything a running stage holds, for the loop and for what is written afterwards.
+
+    Attributes:
+        head_hash: hash of the head's tensors as they were read.
+        notes: what the user should know about the inputs.
+    """
+
+    config: Config
+    backbone: Backbone
+    head: MTPHead
+    meta: HeadMeta
+    head_hash: str
+    speculation: Speculation
+    loop: Loop
+    checkpoints: Checkpoints
+    notes: list[str]
+
+
+@contextmanager
+def training_session(
+    config: Config, inputs: Mapping[str, Path], tracker: Tracker, checkpoints: Path | None
+) -> Iterator[Training]:
+    """Load everything, start Ray and the workers, resume when there is something to resume.
+
+    Args:
+        config: settings.
+        inputs: `dataset`, `model` and `diagnosis`.
+        tracker: gets every step's metrics.
+        checkpoints: folder of the trainer's checkpoints, or None.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    manifest = read_manifest(inputs["dataset"], "manifest.json")
+    sampling = read_sampling(manifest, config.max_tokens, inputs["dataset"])
+    speculation = choose_speculation(config.speculation, config.gamma, inputs["diagnosis"])
+    backbone, head, meta = load_model(inputs["model"], device=config.device)
+    if backbone.tokenizer is None:
+        raise InputError(
+            "the model has no tokenizer, so no response can be scored",
+            where=str(inputs["model"]),
+            fix="Put its tokenizer files into the folder",
+        )
+    train, held_out = _read_prompts(inputs["dataset"], backbone.token_count)
+    scorer = Scorer(backbone.tokenizer, train)
+    trainer = Trainer(backbone, _trainer_settings(config, sampling))
+    head_hash = hash_tensors(head_tensors(head))
+    kept = Checkpoints(checkpoints, fingerprint(config, inputs) if checkpoints else "")
+    progress = resume(kept, trainer)
+    buffer = WorkBuffer(
+        config.steps, config.prompts_per_step, config.max_staleness, version=progress.version
+    )
+    longest = max(len(p.tokens) for p in (*train, *held_out)) + sampling.max_tokens
+    settings = _worker_settings(config, inputs["model"], speculation, longest)
+    stream = PromptStream(train, config.samples_per_prompt, sampling, config.seed)
+    with ray_session(config.ray_address, config.rollout_workers, object_store_bytes(trainer)):
+        fleet = RolloutFleet(settings, config.rollout_workers, config.rollout_timeout)
+        try:
+            fleet.pids()
+            loop = Loop(
+                _plan(config, held_out),
+                stream,
+                scorer,
+                trainer,
+                head,
+                fleet,
+                buffer,
+                progress,
+                kept,
+                tracker,
+            )
+            yield Training(
+                config=config,
+                backbone=backbone,
+                head=head,
+                meta=meta,
+                head_hash=head_hash,
+                speculation=speculation,
+                loop=loop,
+                checkpoints=kept,
+                notes=input_notes(manifest, meta, sampling),
+            )
+        finally:
+            fleet.close()
+
+
+def read_sampling(
+    manifest: Mapping[str, Any], max_tokens: int | None, dataset: Path
+) -> SamplingParams:
+    """How prompts are sampled: as the dataset says.
+
+    Raises:
+        ArtifactError: the manifest does not say it.
+        InputError: greedy sampling, which gives every sample of a group the same reward.
+    """
+    try:
+        values = manifest["sampling"]
+        sampling = SamplingParams(
+            temperature=float(values["temperature"]),
+            top_k=int(values["top_k"]),
+            top_p=float(values["top_p"]),
+            max_tokens=max_tokens or int(values["max_tokens"]),
+            stop_token_ids=tuple(manifest["stop_token_ids"]),
+        )
+    except KeyError as error:
+        raise ArtifactError(
+            f"manifest.json has no {error}", where=str(dataset), fix="Rerun data_prep"
+        ) from error
+    if sampling.temperature == 0:
+        raise InputError(
+            "the dataset is sampled greedily: the samples of a group would all be equal",
+            where=str(dataset / "manifest.json"),
+            fix="Set data_prep's temperature above 0",
+        )
+    return sampling
+
+
+def _read_prompts(dataset: Path, vocabulary: int) -> tuple[list[Prompt], list[Prompt]]:
+    files = [dataset / "prompts" / f"{split}.parquet" for split in ("train", "eval")]
+    train, held_out = (read_prompts(file, vocabulary) for file in files)
+    return train, held_out
+
+
+def _trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSettings:
+    return TrainerSettings(
+        learning_rate=config.learning_rate,
+        train_layers=config.train_layers,
+        clip=Clip(config.clip_low, config.clip_high, config.importance_cap),
+        divide_by_std=config.divide_by_std,
+        max_grad_norm=config.max_grad_norm,
+        micro_batch_tokens=config.micro_batch_tokens,
+        sampling=sampling,
+    )
+
+
+def _worker_settings(
+    config: Config, model: Path, speculation: Speculation, max_length: int
+) -> WorkerSettings:
+    share = _groups_per_job(config) * config.samples_per_prompt
+    return WorkerSettings(
+        model=str(model.resolve()),
+        speculation=speculation,
+        max_batch=config.rollout_batch or share,
+        max_length=max_length,
+        threads=config.rollout_threads,
+        device=config.device,
+    )
+
+
+def _groups_per_job(config: Config) -> int:
+    return -(-config.prompts_per_step // config.rollout_workers)
+
+
+def _plan(config: Config, held_out: list[Prompt]) -> Plan:
+    return Plan(
+        groups_per_job=_groups_per_job(config),
+        probe_samples=config.probe_samples,
+        probe_depths=config.probe_depths,
+        checkpoint_every=config.checkpoint_every,
+        eval_prompts=held_out[: config.eval_prompts],
+    )
+
+
+def fingerprint(config: Config, inputs: Mapping[str, Path]) -> str:
+    """Identity of a run: its config and the contents of its inputs."""
+    parts = [config.to_text(), *(hash_path(inputs[name]) for name in sorted(inputs))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def resume(checkpoints: Checkpoints, trainer: Trainer) -> Progress:
+    """Progress and policy of the newest checkpoint of this very run; a fresh start without one."""
+    found = checkpoints.newest()
+    if found is None:
+        if checkpoints.foreign:
+            _say(f"{checkpoints.folder} holds another run's checkpoints; starting afresh")
+            checkpoints.clear()
+        return Progress()
+    progress, state = found
+    trainer.restore(state)
+    _say(f"resuming at step {progress.version} from {checkpoints.folder}")
+    return progress
+
+
+def object_store_bytes(trainer: Trainer) -> int:
+    """Room for the weights of a few versions."""
+    size = sum(tensor.nbytes for tensor in trainer.tensors().values())
+    return max(SMALLEST_OBJECT_STORE, WEIGHT_COPIES * size)
+
+
+def input_notes(manifest: Mapping[str, Any], meta: HeadMeta, sampling: SamplingParams) -> list[str]:
+    """Mismatches between the head and the prompts that lower acceptance without any error."""
+    notes = []
+    template = manifest.get("template_hash")
+    if meta.template_hash and template and meta.template_hash != template:
+        notes.append("The head was trained with another chat template than the prompts have.")
+    trained = (meta.temperature, meta.top_p)
+    if meta.loss and trained != (sampling.temperature, sampling.top_p):
+        notes.append(
+            f"The head was trained at (temperature, top-p) {trained}; rollouts sample at "
+            f"{(sampling.temperature, sampling.top_p)}."
+        )
+    for note in notes:
+        _say(note)
+    return notes
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
