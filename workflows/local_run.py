@@ -200,9 +200,10 @@ def _set_environment(folder: Path, profile: Profile, mlflow: Mapping[str, Any]) 
 
 
 def _close_tracking(mlflow: Mapping[str, Any], summary: Mapping[str, Any], status: str) -> None:
+    # The stage's name in front: several stages report, say, accept/alpha_1.
     metrics = {
-        name: value
-        for record in summary["stages"].values()
+        f"{stage}/{name}": value
+        for stage, record in summary["stages"].items()
         if record["status"] == "succeeded"
         for name, value in record["metrics"].items()
     }

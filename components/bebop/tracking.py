@@ -291,7 +291,8 @@ def ensure_experiment(client: "MlflowClient", artifacts: Path | None) -> str:
     if found is not None:
         return str(found.experiment_id)
     location = artifacts.resolve().as_uri() if artifacts is not None else None
-    return str(client.create_experiment(name, artifact_location=location))
+    kind = {"mlflow.experimentKind": "custom_model_development"}  # the UI opens on runs and curves
+    return str(client.create_experiment(name, artifact_location=location, tags=kind))
 
 
 def open_pipeline_run(
