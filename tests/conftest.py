@@ -83,3 +83,22 @@ def tiny_backbone_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_backbone(folder)
     save_tokenizer(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A real MLflow store (SQLite); making one takes seconds, so tests share it."""
+    from bebop.tracking import ensure_experiment, make_client
+
+    folder = tmp_path_factory.mktemp("mlflow")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    ensure_experiment(make_client(uri), folder / "artifacts")
+    return uri
+
+
+@pytest.fixture(autouse=True)
+def _no_tracking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own MLflow and a surrounding pipeline run stay out of the tests."""
+    for name in list(os.environ):
+        if name.startswith(("MLFLOW_TRACKING", "MLFLOW_RUN", "MLFLOW_EXPERIMENT", "BEBOP_")):
+            monkeypatch.delenv(name)

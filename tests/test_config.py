@@ -55,9 +55,10 @@ def test_every_wrong_key_is_reported_at_once():
     assert caught.value.where == "mtp_sft.extra, mtp_sft.loss, mtp_sft.steps"
 
 
-def test_text_that_is_not_json_is_refused():
-    with pytest.raises(ConfigError, match=r"not JSON.*mtp_sft"):
-        Config.from_text("steps = 3")
+@pytest.mark.parametrize("text", ["steps = 3", "[3]", "3"])
+def test_text_that_is_not_a_json_object_is_refused(text):
+    with pytest.raises(ConfigError, match=r"mtp_sft.*Pass a JSON object"):
+        Config.from_text(text)
 
 
 def test_fractional_floats_do_not_become_integers():

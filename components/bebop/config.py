@@ -36,6 +36,10 @@ class StageConfig(BaseModel):
             raise ConfigError(
                 f"the config is not JSON: {error}", where=cls.__module__, fix="Pass a JSON object"
             ) from error
+        if not isinstance(values, dict):
+            raise ConfigError(
+                f"the config is {values!r}", where=cls.__module__, fix="Pass a JSON object"
+            )
         return cls.from_values(values)
 
     @classmethod

@@ -18,7 +18,9 @@ def make_parser(
     stage = stage_of(config_type)
     made = ", ".join(outputs)
     parser = argparse.ArgumentParser(
-        prog=f"python -m bebop.{stage}", description=f"Run the stage {stage}; it writes {made}."
+        prog=f"python -m bebop.{stage}",
+        description=f"Run the stage {stage}; it writes {made}.",
+        allow_abbrev=False,  # a new key must not change what an old command line means
     )
     for name in inputs:
         parser.add_argument(f"--{name}", type=Path, required=True, metavar="PATH")
@@ -48,11 +50,15 @@ def read_config_file(path: Path | None) -> dict[str, Any]:
     try:
         text = path.read_text()
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(
             f"the config file cannot be read: {error}", where=str(path), fix="Pass TOML or JSON"
         ) from error
-    return dict(values)
+    if not isinstance(values, dict):
+        raise ConfigError(
+            "the config file holds no table", where=str(path), fix="Write one key a line"
+        )
+    return values
 
 
 def main(
