@@ -17,9 +17,12 @@ METRICS = {
     "accept/rate": "E[L] / gamma: accepted drafts per proposed draft, without the bonus token",
     "accept/start_alpha_1": "held-out alpha_1 of the head before its first training step",
     "accept/decoded_length": "accept/length counted in decoding, not teacher-forced",
+    "accept/decoded_length_to": "as accept/decoded_length, with target-only acceptance",
     "entropy/target": "mean entropy of the target distribution (nats per token)",
     "entropy/draft": "mean entropy of the draft distribution at depth 1 (nats per token)",
     "entropy/slope": "slope of accepted drafts on target entropy (per nat)",
+    "lossless/p_value": "smallest p-value of the losslessness tests",
+    "speedup/best": "largest speed-up over plain decoding that step costs predict",
     # training
     "loss/train": "training loss of the stage's own objective",
     "loss/kl": "held-out KL(p || q), mean over depths (nats)",
@@ -49,6 +52,7 @@ METRICS = {
     "data/rejects": "rows that were dropped, each with its reason in rejects.jsonl",
     "data/prompts_{split}": "distinct prompts of one side of the split (train, eval)",
     "data/responses_{split}": "responses that the backbone gave on one side of the split",
+    "data/sft_tokens_{split}": "response tokens to train on, on one side of the split",
     "data/pass_rate_{split}": "share of these responses with reward 1",
     # speed
     "speedup/{mode}_g{gamma}_b{batch}": "tokens/s over plain decoding's in the same repeat, median",
