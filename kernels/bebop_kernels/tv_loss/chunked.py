@@ -25,7 +25,8 @@ class BlockLoss:
     """A per-position loss as operations on a block [R, V].
 
     `stats(draft, target, scratch)` returns (value [R], aux [R]), both plain sums over V, and
-    leaves in `scratch` what `grad_(draft, scratch, aux)` needs to turn `draft` into d value / d z.
+    leaves in `scratch[0]` what `grad_(draft, scratch[0], aux)` needs to turn `draft` into
+    d value / d z. `scratch` is [2, R, V]: at this size a fresh buffer costs more than a pass.
     """
 
     logarithms: bool  # draft and target come as log-probabilities, not probabilities
@@ -33,25 +34,30 @@ class BlockLoss:
     grad_: Callable[[Tensor, Tensor, Tensor], object]
 
 
-def _tv_stats(q: Tensor, p: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
+def _tv_stats(q: Tensor, p: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
+    sign, product = scratch
     torch.sub(q, p, out=sign)
-    value = torch.linalg.vector_norm(sign, 1, dim=-1).mul_(0.5)
-    return value, _dot(q, sign.sign_())
+    value = torch.abs(sign, out=product).sum(dim=-1).mul_(0.5)
+    return value, _dot(q, sign.sign_(), product)
 
 
 def _tv_grad_(q: Tensor, sign: Tensor, aux: Tensor) -> None:
-    q.mul_(sign.sub_(aux.unsqueeze(-1))).mul_(0.5)
+    q.mul_(sign.sub_(aux.unsqueeze(-1)).mul_(0.5))
 
 
-def _kl_stats(log_q: Tensor, log_p: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+def _kl_stats(log_q: Tensor, log_p: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
+    p, ratio = scratch
     torch.exp(log_p, out=p)
-    value = _dot(p, (log_p - log_q).masked_fill_(p == 0, 0.0))
+    torch.sub(log_p, log_q, out=ratio).masked_fill_(p == 0, 0.0)
+    value = _dot(p, ratio, ratio)
     return value, torch.zeros_like(value)
 
 
-def _ce_stats(log_q: Tensor, log_p: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+def _ce_stats(log_q: Tensor, log_p: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
+    p, log_q_used = scratch
     torch.exp(log_p, out=p)
-    value = -_dot(p, log_q.masked_fill(p == 0, 0.0))
+    log_q_used.copy_(log_q).masked_fill_(p == 0, 0.0)
+    value = -_dot(p, log_q_used, log_q_used)
     return value, torch.zeros_like(value)
 
 
@@ -59,10 +65,11 @@ def _kl_grad_(log_q: Tensor, p: Tensor, aux: Tensor) -> None:
     log_q.exp_().sub_(p)
 
 
-def _rkl_stats(log_q: Tensor, log_p: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
-    q = log_q.exp()
+def _rkl_stats(log_q: Tensor, log_p: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
+    ratio, q = scratch
+    torch.exp(log_q, out=q)
     torch.sub(log_q, log_p, out=ratio).masked_fill_(q == 0, 0.0)
-    value = _dot(q, ratio)
+    value = _dot(q, ratio, q)
     return value, value.clone()
 
 
@@ -91,19 +98,19 @@ def soft_loss_(
     normalise_(draft_NV, group, loss.logarithms)
     normalise_(target_MV, group, loss.logarithms)
     rows = max(1, BLOCK_ELEMENTS // draft_NV.shape[1]) if draft_NV.is_cpu else len(draft_NV)
-    scratch_RV = torch.empty_like(draft_NV[:rows])
+    scratch_2RV = draft_NV.new_empty(2, min(rows, len(draft_NV)), draft_NV.shape[1])
     value_N, aux_N = draft_NV.new_empty(2, len(draft_NV))
 
     def sweep(*, measure: bool, form: bool) -> None:
         for first in range(0, len(draft_NV), rows):
             block = slice(first, first + rows)
             q, p = draft_NV[block], _take(target_MV, target_of_N[block])
-            scratch = scratch_RV[: len(q)]
+            scratch = scratch_2RV[:, : len(q)]
             value, aux = loss.stats(q, p, scratch)
             if measure:
                 value_N[block], aux_N[block] = value, aux
             if form:
-                loss.grad_(q, scratch, aux_N[block])
+                loss.grad_(q, scratch[0], aux_N[block])
 
     if group is None:
         sweep(measure=True, form=grad)
@@ -149,7 +156,6 @@ def _take(target_MV: Tensor, index_R: Tensor) -> Tensor:
     return target_MV.index_select(0, index_R)
 
 
-def _dot(a_RV: Tensor, b_RV: Tensor) -> Tensor:
-    if len(a_RV) == 1:
-        return torch.dot(a_RV[0], b_RV[0]).unsqueeze(0)
-    return (a_RV * b_RV).sum(dim=-1)
+def _dot(a_RV: Tensor, b_RV: Tensor, product_RV: Tensor) -> Tensor:
+    """Row by row, through a buffer: `torch.sum` adds pairwise, BLAS dots lose digits at large V."""
+    return torch.mul(a_RV, b_RV, out=product_RV).sum(dim=-1)
