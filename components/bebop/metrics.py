@@ -22,7 +22,7 @@ METRICS = {
     "entropy/draft": "mean entropy of the draft distribution at depth 1 (nats per token)",
     "entropy/slope": "slope of accepted drafts on target entropy (per nat)",
     "lossless/p_value": "smallest p-value of the losslessness tests",
-    "speedup/best": "largest speed-up over plain decoding that step costs predict",
+    "speedup/predicted": "largest speed-up over plain decoding that step costs predict",
     # training
     "loss/train": "training loss of the stage's own objective",
     "loss/kl": "held-out KL(p || q), mean over depths (nats)",
