@@ -128,11 +128,12 @@ class Decoder:
         slots = self.passes.slots
         emission = Emission()
         for part in self._parts(span, 0):
-            with self._timed("sample"):
+            with self._timed("prefill"):
                 last_B = slots.length_N[part.slots] - 1
                 rows_B = torch.arange(part.first, part.first + part.count, device=last_B.device)
                 hidden_B1H = slots.hidden_NLH[rows_B, last_B][:, None]
-                self._emit(part, self._plain(part, hidden_B1H), emission)
+                p_B1V = self._probs(part, self.backbone.logits(hidden_B1H))
+                self._emit(part, *self._plain(part, p_B1V), p_B1V, emission)
         return emission
 
     @torch.inference_mode()
@@ -145,20 +146,22 @@ class Decoder:
         """
         emission = Emission(drafts=gamma)
         for span in self._parts(Span(0, self.active), gamma):
-            if gamma == 0:
-                newest_B1 = self._newest(span)
-                with self._timed("verify"):
-                    hidden_B1H = self.passes.trunk_rows(span, newest_B1)
-                with self._timed("sample"):
-                    self._emit(span, self._plain(span, hidden_B1H), emission)
-                continue
-            with self._timed("draft"):
-                drafts_BG, q_BGV = self._draft(span, gamma, greedy)
+            rows_BT = self._newest(span)
+            if gamma > 0:
+                with self._timed("draft"):
+                    drafts_BG, q_BGV = self._draft(span, gamma, greedy)
+                rows_BT = torch.cat([rows_BT, drafts_BG], dim=1)
             with self._timed("verify"):
-                rows_BT = torch.cat([self._newest(span), drafts_BG], dim=1)
                 hidden_BTH = self.passes.trunk_rows(span, rows_BT)
+            with self._timed("lm_head"):
+                logits_BTV = self.backbone.logits(hidden_BTH)
             with self._timed("sample"):
-                self._emit(span, self._verify(span, drafts_BG, q_BGV, hidden_BTH), emission)
+                p_BTV = self._probs(span, logits_BTV)
+                if gamma > 0:
+                    accepted_B, tokens_BT = self._verify(span, drafts_BG, q_BGV, p_BTV)
+                else:
+                    accepted_B, tokens_BT = self._plain(span, p_BTV)
+                self._emit(span, accepted_B, tokens_BT, p_BTV, emission)
         return emission
 
     @torch.inference_mode()
@@ -210,12 +213,12 @@ class Decoder:
         return torch.stack(tokens, dim=1), q_BGV
 
     def _verify(
-        self, span: Span, drafts_BG: Tensor, q_BGV: Tensor, hidden_BTH: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, span: Span, drafts_BG: Tensor, q_BGV: Tensor, p_BTV: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Accepted drafts [B] and emitted tokens [B, G + 1]."""
         slots = self.passes.slots
         seed_B1, length_B1 = slots.seed_N[span.slots, None], slots.length_N[span.slots, None]
         offsets_G = torch.arange(drafts_BG.shape[1], device=drafts_BG.device)
-        p_BTV = self._probs(span, self.backbone.logits(hidden_BTH))
         uniforms_BT = torch.cat(
             [
                 uniforms(seed_B1, length_B1 + offsets_G, "accept"),
@@ -224,19 +227,24 @@ class Decoder:
             ],
             dim=1,
         )
-        accepted_B, tokens_BT = verify_chain(drafts_BG, q_BGV, p_BTV, uniforms_BT)
-        return accepted_B, tokens_BT, _log_p(p_BTV, tokens_BT)
+        return verify_chain(drafts_BG, q_BGV, p_BTV, uniforms_BT)
 
-    def _plain(self, span: Span, hidden_B1H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _plain(self, span: Span, p_B1V: Tensor) -> tuple[Tensor, Tensor]:
         slots = self.passes.slots
-        p_B1V = self._probs(span, self.backbone.logits(hidden_B1H))
         u_B = uniforms(slots.seed_N[span.slots], slots.length_N[span.slots], "residual")
         tokens_B1 = sample(p_B1V[:, 0], u_B)[:, None]
-        return torch.zeros_like(tokens_B1[:, 0]), tokens_B1, _log_p(p_B1V, tokens_B1)
+        return torch.zeros_like(tokens_B1[:, 0]), tokens_B1
 
-    def _emit(self, span: Span, outcome: tuple[Tensor, Tensor, Tensor], emission: Emission) -> None:
+    def _emit(
+        self,
+        span: Span,
+        accepted_B: Tensor,
+        tokens_BT: Tensor,
+        p_BTV: Tensor,
+        emission: Emission,
+    ) -> None:
         """Write the new tokens into their slots and append them to `emission`."""
-        accepted_B, tokens_BT, logprobs_BT = outcome
+        logprobs_BT = _log_p(p_BTV, tokens_BT)
         slots = self.passes.slots
         width = tokens_BT.shape[1]
         slots.reserve(slots.longest(span) + width)
