@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import reasoning_gym
+
 from bebop.errors import ConfigError, StageError
 from bebop.rewards.registry import NONSENSE, check_spread, gold_passes, self_test, verifier
 

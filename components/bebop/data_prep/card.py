@@ -51,7 +51,7 @@ def dataset_metrics(
     metrics = {
         "data/rows_read": float(rows_read),
         "data/rejects": float(len(rejects.rows)),
-        "reward/mean": mean([r.reward for r in train]),
+        "reward/pass_rate": mean([r.reward for r in train]),
         "entropy/target": token_entropy(train),
         "length/response": mean([len(r.tokens) for r in train]),
         "length/truncated": mean([not r.finished for r in train]),
@@ -59,6 +59,7 @@ def dataset_metrics(
     for name, side in sides.items():
         metrics[f"data/prompts_{name}"] = float(len(side.prompts))
         metrics[f"data/responses_{name}"] = float(len(side.responses))
+        metrics[f"data/sft_tokens_{name}"] = float(sum(len(r.tokens) for r in side.responses))
         metrics[f"data/pass_rate_{name}"] = mean([r.reward for r in side.responses])
     return metrics
 

@@ -71,9 +71,11 @@ def sample_responses(
     backbone: "Backbone",
     prompts: Sequence[Prompt],
     sampling: "SamplingParams",
+    *,
     samples: int,
     max_batch: int,
     seed: int,
+    description: str = "sample responses",
 ) -> list[Response]:
     """Sample and score `samples` responses to each prompt, in prompt order.
 
@@ -84,6 +86,7 @@ def sample_responses(
         samples: responses a prompt.
         max_batch: requests decoded together.
         seed: with prompt and sample number it decides a response, whatever the batch.
+        description: of the progress bar.
     """
     from bebop.rollout.engine import Request
     from bebop.rollout.torch_engine import TorchEngine
@@ -101,7 +104,7 @@ def sample_responses(
     longest = max(len(prompt.tokens) for prompt in prompts) + sampling.max_tokens
     engine = TorchEngine(backbone, max_batch=min(max_batch, len(requests)), max_length=longest)
     try:
-        completions = run_requests(engine, requests)
+        completions = run_requests(engine, requests, description)
     finally:
         engine.close()
     by_prompt = {prompt.question.prompt_id: prompt for prompt in prompts}
@@ -112,11 +115,13 @@ def sample_responses(
     ]
 
 
-def run_requests(engine: "Engine", requests: Sequence["Request"]) -> list["Completion"]:
+def run_requests(
+    engine: "Engine", requests: Sequence["Request"], description: str
+) -> list["Completion"]:
     """The completions in request order, with a progress bar."""
     done: dict[str, Completion] = {}
     engine.submit(requests)
-    with Progress("sample responses", len(requests)) as progress:
+    with Progress(description, len(requests)) as progress:
         while len(done) < len(requests):
             finished = engine.step()
             done.update((completion.id, completion) for completion in finished)

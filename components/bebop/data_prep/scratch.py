@@ -132,7 +132,7 @@ def new_model(recipe: ScratchRecipe, tokenizer: "PreTrainedTokenizerFast") -> "L
         num_key_value_heads=2,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=True,
-        bos_token_id=tokenizer.convert_tokens_to_ids(START),
+        bos_token_id=tokenizer.get_vocab()[START],
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
@@ -152,8 +152,6 @@ def train(
     Returns:
         Mean loss of the last tenth of the steps (nats per response token).
     """
-    import torch
-
     optimizers = make_optimizers(model, recipe)
     prompts = {question.prompt_id: encoder.encode(question.text) for question in questions}
     losses: list[float] = []

@@ -27,6 +27,8 @@ CLOSINGS = (
     ", so the answer is {answer}.",
     " <answer>{answer}</answer>",
 )
+# A text answer is found only where it is marked, and only tags can hold several lines.
+TEXT_CLOSINGS = (" <answer>{answer}</answer>", ". <answer>{answer}</answer>")
 NEAR_MISSES = (-2, -1, 1, 2)
 
 
@@ -46,7 +48,8 @@ def write_response(
         answer = wrong_answer(question.gold, others, rng)
     expression = (question.entry.get("metadata") or {}).get("expression")
     results = RESULTS if expression else BARE_RESULTS
-    form = rng.choice(OPENINGS) + rng.choice(results) + rng.choice(CLOSINGS)
+    closings = CLOSINGS if is_number(question.gold) else TEXT_CLOSINGS
+    form = rng.choice(OPENINGS) + rng.choice(results) + rng.choice(closings)
     return form.replace("{expression}", str(expression)).replace("{answer}", answer)
 
 

@@ -1,5 +1,6 @@
 """`data_prep`: a model and a task become prompts, on-policy training text and a backbone folder."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,10 @@ from bebop.config import StageConfig
 from bebop.tracking import NO_TRACKING, Tracker
 
 if TYPE_CHECKING:
+    from bebop.data_prep.chat import PromptEncoder
     from bebop.data_prep.dataset import Side
     from bebop.data_prep.on_policy import Prompt
     from bebop.data_prep.rows import Question, Rejects
-    from bebop.models.backbone import Backbone
     from bebop.rollout.engine import SamplingParams
 
 STAGE = "data_prep"
@@ -62,7 +63,9 @@ class Config(StageConfig):
     max_tokens: int = Field(32, ge=1, description="Longest response (tokens).")
     samples_per_prompt: int = Field(2, ge=1, description="Responses sampled a prompt.")
     sample_prompts: int = Field(
-        0, ge=0, description="Training prompts to sample responses for; 0 takes all."
+        0,
+        ge=0,
+        description="Prompts to sample responses for, both sides together; 0 takes all.",
     )
     max_batch: int = Field(64, ge=1, description="Responses sampled together.")
     max_reject_share: float = Field(
@@ -190,9 +193,8 @@ def _sample(
     rejects: "Rejects",
     rows_read: int,
 ) -> "tuple[dict[str, Side], dict[str, Any]]":
-    """Encode the prompts and let the backbone answer them."""
-    from bebop.data_prep.card import entropy_range, mean
-    from bebop.data_prep.chat import PromptEncoder, tokenizer_hash
+    """Encode the prompts and let the backbone answer them; also what the manifest says of it."""
+    from bebop.data_prep.chat import PromptEncoder
     from bebop.data_prep.dataset import Side
     from bebop.data_prep.on_policy import sample_responses, stop_tokens
     from bebop.models.backbone import load_backbone
@@ -204,29 +206,41 @@ def _sample(
     prompts = {name: _encode(config, side, encoder, rejects) for name, side in questions.items()}
     rejects.gate(rows_read, config.max_reject_share)
     _check_not_empty(config, prompts)
-    stop = stop_tokens(model)
-    sampling = _sampling(config, stop)
+    sampling = _sampling(config, stop_tokens(model))
     sides = {}
     for name, side in prompts.items():
-        chosen = side[: config.sample_prompts or None] if name == "train" else side
+        share = config.eval_share if name == "eval" else 1 - config.eval_share
         responses = sample_responses(
-            model, chosen, sampling, config.samples_per_prompt, config.max_batch, config.seed
+            model,
+            side[: math.ceil(config.sample_prompts * share) or None],
+            sampling,
+            samples=config.samples_per_prompt,
+            max_batch=config.max_batch,
+            seed=config.seed,
+            description=f"sample {name} responses",
         )
         sides[name] = Side(side, responses)
-    train = sides["train"].responses
-    manifest = {
+    return sides, _manifest(config, encoder, sampling, sides["train"])
+
+
+def _manifest(
+    config: Config, encoder: "PromptEncoder", sampling: "SamplingParams", train: "Side"
+) -> dict[str, Any]:
+    """What the stages that follow must know to sample and train in the same way."""
+    from bebop.data_prep.card import entropy_range, mean
+    from bebop.data_prep.chat import tokenizer_hash
+
+    settings = ("temperature", "top_p", "top_k", "max_tokens")
+    return {
         "task": config.task,
         "seeds": {"seed": config.seed},
-        "sampling": {
-            key: getattr(config, key) for key in ("temperature", "top_p", "top_k", "max_tokens")
-        },
-        "stop_token_ids": list(stop),
+        "sampling": {key: getattr(sampling, key) for key in settings},
+        "stop_token_ids": list(sampling.stop_token_ids),
         "template_hash": encoder.template_hash(),
-        "tokenizer_hash": tokenizer_hash(model.tokenizer),
-        "entropy": entropy_range(train),
-        "pass_rate": mean([response.reward for response in train]),
+        "tokenizer_hash": tokenizer_hash(encoder.tokenizer),
+        "entropy": entropy_range(train.responses),
+        "pass_rate": mean([response.reward for response in train.responses]),
     }
-    return sides, manifest
 
 
 def _sampling(config: Config, stop: tuple[int, ...]) -> "SamplingParams":
@@ -242,7 +256,7 @@ def _sampling(config: Config, stop: tuple[int, ...]) -> "SamplingParams":
 
 
 def _encode(
-    config: Config, questions: "list[Question]", encoder: Any, rejects: "Rejects"
+    config: Config, questions: "list[Question]", encoder: "PromptEncoder", rejects: "Rejects"
 ) -> "list[Prompt]":
     """Prompt tokens; what is too long is dropped and counted."""
     from bebop.data_prep.on_policy import Prompt

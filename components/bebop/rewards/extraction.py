@@ -87,7 +87,7 @@ def parse_number(text: str) -> Fraction:
 
 
 def gsm8k_gold(answer: str) -> str | None:
-    """Gold of a GSM8K-style answer: the number after the last `####`, or an answer that is a number.
+    """The gold of a GSM8K-style answer: after the last `####`, or the answer if it is a number.
 
     Returns:
         The number without commas, signs of currency and units; None when there is none.
