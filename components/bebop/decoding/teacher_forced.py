@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bebop.decoding.acceptance import alpha_rs, alpha_to, entropy
 from bebop.decoding.sampling import probs_from_logits
+from bebop.errors import InputError
 from bebop.models.backbone import Backbone
 from bebop.models.mtp_head import MTPHead, draft_hidden
 
@@ -185,7 +186,7 @@ def measure_positions(
         hidden: backbone states [T, H] a document, when they are already known.
 
     Raises:
-        ValueError: no document has a row to draft from.
+        InputError: no document has a row to draft from.
     """
     parts = []
     for start in range(0, len(texts), batch_size):
@@ -195,7 +196,11 @@ def measure_positions(
             backbone, head, batch, depths, known, start, (temperature, top_k, top_p)
         )
     if not parts:
-        raise ValueError("no text has two response tokens in a row: nothing is drafted")
+        raise InputError(
+            f"none of {len(texts)} responses is two tokens long, so nothing is drafted",
+            where="measure_positions",
+            fix="Check the stop tokens and the prompts' template; the model ends at once",
+        )
     joined = {f.name: torch.cat([getattr(p, f.name) for p in parts], -1) for f in fields(Positions)}
     return Positions(**joined)
 

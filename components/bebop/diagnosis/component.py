@@ -12,7 +12,7 @@ def diagnosis(
     report: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
 ):
-    """Say whether speculation pays here, with which sampler and gamma."""
+    """Say whether speculation will pay, with which sampler and gamma."""
     from bebop.diagnosis.stage import Config, run
     from bebop.stage_main import kfp_task
 
