@@ -119,7 +119,7 @@ def test_too_many_rejects_stop_with_reasons_and_examples(tmp_path: Path) -> None
     rejects = Rejects()
     _, rows_read = read_gsm8k(write(tmp_path, line("a", "1"), line("b", None)), rejects)
     rejects.gate(rows_read, 0.5)
-    with pytest.raises(InputError, match="1 of 2 rows.*1 x no answer.*line 2"):
+    with pytest.raises(InputError, match=r"1 of 2 rows.*1 x no answer.*line 2"):
         rejects.gate(rows_read, 0.49)
 
 
