@@ -57,7 +57,7 @@ METRICS = {
     # speed
     "speedup/{mode}_g{gamma}_b{batch}": "tokens/s over plain decoding's in the same repeat, median",
     "speedup/best": "largest median speed-up over plain decoding of any mode, gamma and batch",
-    "speedup/break_even_g{gamma}_b{batch}": "E[L] at which drafting costs what it saves",
+    "speedup/break_even_{mode}_g{gamma}_b{batch}": "E[L] at which drafts cost what they save",
     "speedup/prediction_error": "median of |predicted / measured speed-up - 1|",
     "accept/decoded_{mode}_g{gamma}": "accept/decoded_length of one mode and gamma, all batches",
     "perf/off_b{batch}_tokens_per_second": "plain decoding at a batch size, median of repeats",
