@@ -202,7 +202,8 @@ def link_or_copy_tree(source: Path, target: Path) -> None:
 
     def link_or_copy(src: str, dst: str) -> None:
         try:
-            os.link(src, dst)
+            # The hub cache holds links; a hard link to a link would point nowhere.
+            os.link(os.path.realpath(src), dst)
         except OSError:
             shutil.copy2(src, dst)
 

@@ -148,6 +148,21 @@ def test_prompts_that_are_too_long_are_dropped(tmp_path: Path, tiny_backbone_dir
         prepare(tmp_path, model=str(tiny_backbone_dir), max_prompt_tokens=3, max_reject_share=1)
 
 
+def test_a_folder_of_links_as_the_hub_cache_keeps_it(
+    tmp_path: Path, tiny_backbone_dir: Path
+) -> None:
+    snapshot = tmp_path / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "blobs").mkdir()
+    for file in tiny_backbone_dir.iterdir():
+        blob = tmp_path / "blobs" / file.name
+        blob.write_bytes(file.read_bytes())
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    prepare(tmp_path, model=str(snapshot))
+    assert not [file for file in (tmp_path / "backbone").iterdir() if file.is_symlink()]
+    assert load_backbone(tmp_path / "backbone").vocab_size == 64
+
+
 def test_a_failure_leaves_no_half_artifact(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         prepare(tmp_path, model=str(tmp_path / "missing"))
