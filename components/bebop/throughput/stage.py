@@ -38,7 +38,7 @@ class Config(StageConfig):
     warm_up_tokens: int = Field(
         2, ge=1, description="Tokens of each request of the uncounted first run."
     )
-    cost_repeats: int = Field(3, ge=1, description="Rounds a step cost is the median of.")
+    cost_repeats: int = Field(5, ge=1, description="Rounds a step cost is the median of.")
     margin: float = Field(
         1.02, ge=1, description="Speed-up over plain decoding from which speculation pays."
     )
