@@ -205,12 +205,11 @@ class Decoder:
                 probs.append(one_hot(token_B, logits_BV.shape[-1], torch.float32))
             else:
                 q_BV = self._probs(span, logits_BV[:, None])[:, 0]
+                _check_normalised(q_BV)
                 token_B = sample(q_BV, uniforms(seed_B, length_B + depth - 1, "draft"))
                 probs.append(q_BV)
             tokens.append(token_B)
-        q_BGV = torch.stack(probs, dim=1)
-        _check_normalised(q_BGV)
-        return torch.stack(tokens, dim=1), q_BGV
+        return torch.stack(tokens, dim=1), torch.stack(probs, dim=1)
 
     def _verify(
         self, span: Span, drafts_BG: Tensor, q_BGV: Tensor, p_BTV: Tensor
@@ -286,9 +285,9 @@ def _log_p(p_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
     return p_BTV.gather(-1, tokens_BT.clamp_min(0)[..., None])[..., 0].log()
 
 
-def _check_normalised(q_BGV: Tensor) -> None:
+def _check_normalised(q_BV: Tensor) -> None:
     """Drafts from anything but a distribution would pass as accepted or bias the text."""
-    worst = (q_BGV.sum(-1) - 1.0).abs().max()
+    worst = (q_BV.sum(-1) - 1.0).abs().max()
     if not bool(worst < 1e-3):
         raise LosslessnessError(
             f"the draft's probabilities do not sum to 1 (off by {float(worst):.3g})",
