@@ -8,7 +8,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bebop.data_prep.gym import read_gym
 from bebop.data_prep.rows import Question, Rejects
-from bebop.data_prep.scratch import ScratchRecipe, make_batch, make_scratch_model, schedule
+from bebop.data_prep.scratch import (
+    ScratchRecipe,
+    make_batch,
+    make_scratch_model,
+    response_loss,
+    schedule,
+    shared_prefix,
+)
 from bebop.data_prep.scratch_text import write_response
 from bebop.rewards.registry import verifier
 
@@ -90,3 +97,27 @@ def test_the_learning_rate_rises_and_falls() -> None:
     assert rates.index(1.0) in (9, 10)
     assert rates[0] == pytest.approx(0.1)
     assert rates[-1] < 0.15
+
+
+def test_computing_the_shared_start_once_changes_no_gradient(
+    folder: Path, questions: list[Question]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    prompts = [tokenizer(question.text)["input_ids"] for question in questions[:4]]
+    prefix = shared_prefix(prompts)
+    assert len(prefix) > 5
+    gradients = []
+    for start in ([], prefix):
+        rows = [(prompt[len(start) :], "it is 4") for prompt in prompts]
+        model.zero_grad()
+        response_loss(model, start, *make_batch(tokenizer, rows)).backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for whole, shared in zip(*gradients, strict=True):
+        assert shared.sub(whole).norm() < 1e-4 * whole.norm()
+
+
+def test_the_shared_start_leaves_every_prompt_a_token() -> None:
+    assert shared_prefix([[1, 2, 3], [1, 2]]) == [1]
+    assert shared_prefix([[1, 2, 3]]) == [1, 2]
+    assert shared_prefix([[1], [2]]) == []
