@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bebop.errors import ArtifactError, InputError
-from bebop.provenance import git_sha, hash_path, read_manifest, write_json
+from bebop.provenance import git_sha, hash_path, read_manifest, show_outputs, write_json
 from workflows.profile import Profile
 from workflows.stages import STAGES
 
@@ -115,9 +115,8 @@ def record_reused(folder: Path, source: Path, stage: str) -> None:
     assert record is not None
     origin = record.get("reused_from", source.name)
     write_json(folder / stage / "stage.json", {**record, "status": "reused", "reused_from": origin})
-    for name, artifact in record["outputs"].items():
-        link = folder / stage / ("report.html" if name == "report" else name)
-        link.symlink_to(os.path.relpath(artifact["path"], link.parent))
+    paths = {name: Path(artifact["path"]) for name, artifact in record["outputs"].items()}
+    show_outputs(folder / stage, paths)
 
 
 def summarize(folder: Path) -> dict[str, Any]:

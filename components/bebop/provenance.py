@@ -194,17 +194,34 @@ def read_manifest(folder: Path, name: str, version: int = 1) -> dict[str, Any]:
     return record
 
 
-def link_or_copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder; files are hard-linked where the file system allows it.
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """A second name for a file: a hard link where the file system allows it, else a copy.
 
     Artifacts are never changed in place, so sharing an inode is safe and costs no disk.
     """
+    # The hub cache holds links; a hard link to a link would point nowhere.
+    real = os.path.realpath(source)
+    try:
+        os.link(real, target)
+    except OSError:
+        shutil.copy2(real, target)
 
-    def link_or_copy(src: str, dst: str) -> None:
-        try:
-            # The hub cache holds links; a hard link to a link would point nowhere.
-            os.link(os.path.realpath(src), dst)
-        except OSError:
-            shutil.copy2(src, dst)
 
+def link_or_copy_tree(source: Path, target: Path) -> None:
+    """`link_or_copy` for every file of a folder."""
     shutil.copytree(source, target, copy_function=link_or_copy, dirs_exist_ok=True)
+
+
+def show_outputs(folder: Path, outputs: Mapping[str, Path]) -> None:
+    """Make a stage's artifacts visible in its folder, since Kubeflow's runner picks its own paths.
+
+    Folders become symbolic links. A report becomes a file named `report.html`: browsers judge a
+    link by the name it points to, and Kubeflow's has no ending.
+    """
+    for name, path in outputs.items():
+        shown = folder / ("report.html" if name == "report" else name)
+        shown.unlink(missing_ok=True)
+        if path.is_dir():
+            shown.symlink_to(os.path.relpath(path.resolve(), folder.resolve()))
+        else:
+            link_or_copy(path, shown)

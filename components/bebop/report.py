@@ -100,7 +100,11 @@ class Report:
     def figure(self, figure: "Figure", caption: str = "") -> None:
         """A matplotlib figure as inline SVG."""
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        figure.savefig(
+            buffer,
+            format="svg",
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
         svg = buffer.getvalue()
         svg = svg[svg.index("<svg") :]
         note = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from bebop.config import StageConfig, stage_of
 from bebop.errors import BebopError, InputError, StageError
 from bebop.metrics import unknown_metrics
-from bebop.provenance import git_sha, hash_path, write_json
+from bebop.provenance import git_sha, hash_path, link_or_copy, show_outputs, write_json
 from bebop.tracking import Tracker, open_tracker
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _finish(
         write_json(report.with_name(f"{report.name}.metrics.json"), record["metrics"])
         _attach_report(report, tracker)
     if folder is not None:
-        _show_outputs(folder, outputs)
+        show_outputs(folder, outputs)
 
 
 def _attach_report(report: Path, tracker: Tracker) -> None:
@@ -151,19 +151,9 @@ def _attach_report(report: Path, tracker: Tracker) -> None:
         tracker.artifact(report)
         return
     named = report.with_name("report.html")
-    if not named.exists():
-        named.symlink_to(report.name)
+    named.unlink(missing_ok=True)
+    link_or_copy(report, named)
     tracker.artifact(named)
-
-
-def _show_outputs(folder: Path, outputs: Mapping[str, Path]) -> None:
-    """Link the artifacts into the stage's folder, since Kubeflow's runner picks its own paths."""
-    for name, path in outputs.items():
-        link = folder / ("report.html" if name == "report" else name)
-        if link.is_symlink():
-            link.unlink()
-        if not link.exists():
-            link.symlink_to(os.path.relpath(path.resolve(), folder.resolve()))
 
 
 @contextmanager
