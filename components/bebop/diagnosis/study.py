@@ -9,7 +9,7 @@ import torch
 from bebop.decoding.teacher_forced import Positions, measure_positions
 from bebop.diagnosis.analysis import Analysis, analyse
 from bebop.diagnosis.losslessness import (
-    Test,
+    Check,
     enumeration_test,
     require_lossless,
     transform_test,
@@ -52,7 +52,7 @@ class Study:
     prices: Prices
     options: list[Option]
     verdict: Verdict
-    tests: list[Test]
+    tests: list[Check]
     warnings: list[str]
 
 
@@ -120,7 +120,7 @@ def study(config: "Config", dataset: Path, model: Path) -> Study:
     )
 
 
-def _transform(backbone: Backbone, run: Decoded, sampling: SamplingParams, seed: int) -> Test:
+def _transform(backbone: Backbone, run: Decoded, sampling: SamplingParams, seed: int) -> Check:
     return transform_test(backbone, run.mode, run.texts, run.logprobs, sampling, seed)
 
 
