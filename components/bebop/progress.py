@@ -81,6 +81,7 @@ class Progress:
         self.description, self.total, self.done, self.note = description, total, 0, ""
         self._terminal = _open_terminal()
         self._start = self._printed = time.monotonic()
+        self._said = -1  # units at the last line
         if self._terminal is not None:
             self._rich = _live_bar(self._terminal)
             self._task = self._rich.add_task(description, total=total, note="")
@@ -100,7 +101,7 @@ class Progress:
             self._rich.stop()
             if self._terminal is not sys.stderr:
                 self._terminal.close()
-        elif time.monotonic() - self._start > LOG_EVERY_SECONDS:
+        elif time.monotonic() - self._start > LOG_EVERY_SECONDS and self._said < self.done:
             self._print_line()
 
     def advance(self, units: int = 1, note: str = "") -> None:
@@ -113,7 +114,7 @@ class Progress:
             self._print_line()
 
     def _print_line(self) -> None:
-        self._printed = time.monotonic()
+        self._printed, self._said = time.monotonic(), self.done
         elapsed = self._printed - self._start
         left = elapsed / self.done * (self.total - self.done) if self.done else float("nan")
         estimate = f"{left:.0f} s left" if self.done else "no estimate yet"

@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
+from tests.small_dataset import write_dataset
 
 from bebop.models.backbone import load_backbone
 from bebop.models.checkpoint import HeadMeta, save_model
 from bebop.models.mtp_head import new_head
-from tests.small_dataset import write_dataset
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,12 @@ class Config(StageConfig):
     warm_up_tokens: int = Field(
         2, ge=1, description="Tokens of each request of the uncounted first run."
     )
-    cost_repeats: int = Field(5, ge=1, description="Rounds a step cost is the median of.")
+    cost_repeats: int = Field(
+        3, ge=1, description="Fewest rounds of each kind that a step cost is the median of."
+    )
+    cost_seconds: float = Field(
+        0.5, ge=0, description="Time to spend on more rounds, a batch size and sampler (seconds)."
+    )
     margin: float = Field(
         1.02, ge=1, description="Speed-up over plain decoding from which speculation pays."
     )

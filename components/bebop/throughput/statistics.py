@@ -19,7 +19,11 @@ class Spread:
         return asdict(self)
 
     def __str__(self) -> str:
-        return f"{self.median:.3g} ({self.p20:.3g} to {self.p80:.3g})"
+        return f"{_short(self.median)} ({_short(self.p20)} to {_short(self.p80)})"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def spread(values: Sequence[float]) -> Spread:

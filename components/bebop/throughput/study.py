@@ -13,7 +13,7 @@ from bebop.models.checkpoint import HeadMeta, load_model
 from bebop.models.mtp_head import MTPHead
 from bebop.progress import Progress
 from bebop.provenance import read_manifest
-from bebop.rollout.engine import Engine, Speculation
+from bebop.rollout.engine import Engine, Mode, Speculation
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.throughput.bench import PLAIN, MakeEngine, Sample, Setting, measure_batch
 from bebop.throughput.cells import Cell, make_cells
@@ -23,6 +23,8 @@ from bebop.throughput.workload import Workload, make_workload
 
 if TYPE_CHECKING:
     from bebop.throughput.stage import Config
+
+MAX_COST_ROUNDS = 200
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def study(config: "Config", dataset: Path, policy: Path, diagnosis: Path) -> Stu
                 lambda note: progress.advance(1, note),
             )
             context = typical_context(workload, samples[PLAIN])
-            costs[batch] = price(backbone, head, settings, batch, context, config.cost_repeats)
+            repeats = cost_rounds(config, samples[PLAIN], len(settings))
+            costs[batch] = price(backbone, head, settings, batch, context, repeats)
             cells += make_cells(samples, batch, costs[batch])
             progress.advance(1, f"batch {batch}, step costs")
     return Study(
@@ -86,10 +89,10 @@ def study(config: "Config", dataset: Path, policy: Path, diagnosis: Path) -> Stu
     )
 
 
-def list_settings(modes: Sequence[str], gammas: Sequence[int], advice: Advice) -> list[Setting]:
+def list_settings(modes: Sequence[Mode], gammas: Sequence[int], advice: Advice) -> list[Setting]:
     """Plain decoding, every sampler with every gamma, and what the diagnosis advised."""
-    settings = [PLAIN, *(Setting(mode, gamma) for mode in modes for gamma in gammas)]  # type: ignore[arg-type]
-    return settings if advice.setting in settings else [*settings, advice.setting]
+    asked = {Setting(mode, gamma) for mode in modes for gamma in gammas} | {advice.setting}
+    return [PLAIN, *sorted(asked - {PLAIN}, key=lambda s: (s.mode, s.gamma))]
 
 
 def torch_engines(backbone: Backbone, head: MTPHead, max_length: int) -> MakeEngine:
@@ -109,6 +112,15 @@ def typical_context(workload: Workload, plain: Sequence[Sample]) -> int:
     prompt = sum(len(prompt) for prompt in workload.prompts) / len(workload.prompts)
     response = sum(s.tokens for s in plain) / sum(s.requests for s in plain)
     return max(1, round(prompt + response / 2))
+
+
+def cost_rounds(config: "Config", plain: Sequence[Sample], kinds: int) -> int:
+    """Rounds of each kind that fit into `cost_seconds`: quick rounds need many to be steady."""
+    busy = sum(s.seconds - s.parts.get("prefill", 0.0) for s in plain)
+    a_round = busy / max(1, sum(s.rounds for s in plain))
+    # A round with drafts takes about twice as long as a plain one.
+    affordable = int(config.cost_seconds / (2 * kinds * a_round))
+    return max(config.cost_repeats, min(MAX_COST_ROUNDS, affordable))
 
 
 def price(
