@@ -15,11 +15,12 @@ import tempfile
 from pathlib import Path
 
 import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
 from bebop_kernels.rejection import fused as rejection
 from bebop_kernels.tv_loss import fused as losses
 from bebop_kernels.tv_loss import launch
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -27,7 +28,13 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 KINDS = {"tv": 0, "kl": 1, "rkl": 2, "ce": 3}
-POINTERS = {"offset": "*i64", "label": "*i64", "token": "*i64", "num_accepted": "*i64", "out": "*i64"}
+POINTERS = {
+    "offset": "*i64",
+    "label": "*i64",
+    "token": "*i64",
+    "num_accepted": "*i64",
+    "out": "*i64",
+}
 
 
 def variants() -> list[tuple[str, object, dict[str, str], dict[str, int], int]]:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from bebop_kernels.tv_loss import chain_loss, chain_weights, mean_loss, valid_depths
 
 

@@ -5,9 +5,10 @@ import weakref
 
 import pytest
 import torch
-from bebop_kernels import tv_loss as losses
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from bebop_kernels import tv_loss as losses
 
 DEPTHS, ROWS, VOCAB, HIDDEN, CHUNK = 3, 128, 8000, 16, 4
 SCRATCH = 2 * 2**17 * 4  # bytes of the cache-sized block

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from bebop_kernels import tv_loss as losses
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.bebop_kernels.cases import assert_as_close
 from torch import Tensor
 
-from tests.bebop_kernels.cases import assert_as_close
+from bebop_kernels import tv_loss as losses
 
 NAMES = ("e2e_tv", "tv", "kl", "rkl", "ce", "hard_ce")
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from bebop_kernels import tv_loss as losses
+from tests.bebop_kernels.cases import REGIMES, assert_as_close, assert_as_close_overall, random
 from torch import Tensor
 
-from tests.bebop_kernels.cases import REGIMES, assert_as_close, assert_as_close_overall, random
+from bebop_kernels import tv_loss as losses
 
 SOFT = ("tv", "kl", "rkl")
 NOISY = ("tv", "nearly_equal")  # the sign of q - p is at the mercy of rounding

@@ -6,8 +6,9 @@ known in closed form. Shape suffixes: B requests, G depths, V vocabulary.
 
 import pytest
 import torch
-from bebop_kernels.rejection import verify_chain
 from torch import Tensor
+
+from bebop_kernels.rejection import verify_chain
 
 DRAWS, VOCAB = 200_000, 5
 FORMS = ["reference", "chunked"]
@@ -172,9 +173,7 @@ def test_chunked_equals_the_reference(depths: int, vocab: int) -> None:
         drafts[:, i] = torch.multinomial(q[:, i], 1).squeeze(1)
     uniforms = torch.rand(40, depths + 1)
     for gumbel in (None, -(-torch.rand(40, vocab).log()).log()):
-        results = [
-            verify_chain(drafts, q, p, uniforms, gumbel=gumbel, impl=form) for form in FORMS
-        ]
+        results = [verify_chain(drafts, q, p, uniforms, gumbel=gumbel, impl=form) for form in FORMS]
         for ours, theirs in zip(*results, strict=True):
             assert torch.equal(ours, theirs)
 

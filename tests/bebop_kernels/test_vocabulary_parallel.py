@@ -5,9 +5,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from torch import Tensor
+
 from bebop_kernels import tv_loss as losses
 from bebop_kernels.tv_loss.parallel import local_vocabulary
-from torch import Tensor
 
 RANKS, VOCAB, REAL = 2, 40, 37
 NAMES = ("e2e_tv", "tv", "kl", "rkl", "ce", "hard_ce")

@@ -6,13 +6,13 @@ Triton is first imported. The interpreter checks arithmetic and masks, not races
 
 import pytest
 import torch
-from bebop_kernels import tv_loss as losses
-from bebop_kernels.rejection import verify_chain
-from torch import Tensor
-
 from tests.bebop_kernels.cases import REGIMES, assert_as_close, assert_as_close_overall
 from tests.bebop_kernels.test_on_hidden import NAMES, inputs, run
 from tests.bebop_kernels.test_on_logits import SOFT, value_and_grad
+from torch import Tensor
+
+from bebop_kernels import tv_loss as losses
+from bebop_kernels.rejection import verify_chain
 
 NOISY = ("tv", "nearly_equal")  # the sign of q - p is at the mercy of rounding
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -98,6 +98,21 @@ def test_empty_mask_launches_nothing_and_gives_zero() -> None:
     tensors = place(*inputs(2, 3, 10, 4))
     for result in run("e2e_tv", tensors, torch.zeros(2, 3, device=DEVICE), impl="triton"):
         assert result.abs().max() == 0
+
+
+@pytest.mark.peer
+@pytest.mark.skipif(DEVICE == "cpu", reason="Liger's kernel does not run under the interpreter")
+def test_liger_agrees_away_from_ties() -> None:
+    tvd = pytest.importorskip("liger_kernel.ops.tvd", reason="liger-kernel is not installed")
+    draft, target = place(*REGIMES["random"]())
+    draft = draft.flatten(0, 1).requires_grad_()
+    target = target.flatten(0, 1)
+    q, p = draft.softmax(-1), target.softmax(-1)
+    theirs = tvd.LigerTVDLossFunction.apply(q, p, None, "sum", -100)
+    ours = losses.tv_loss(draft, target, impl="triton").sum()
+    torch.testing.assert_close(ours, theirs)
+    (g_ours,), (g_theirs,) = (torch.autograd.grad(x, draft) for x in (ours, theirs))
+    torch.testing.assert_close(g_ours, g_theirs)
 
 
 def test_float64_is_refused() -> None:

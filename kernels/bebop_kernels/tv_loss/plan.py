@@ -56,12 +56,12 @@ def pieces(valid_GT: Tensor, chunk: int, *, halo: bool) -> Iterator[Piece]:
 
 
 def default_chunk(device: torch.device, depths: int, rows: int, vocab: int) -> int:
-    """Rows of the sequence per chunk, from a budget of logits held at once.
+    """Rows of the sequence per chunk, from a budget of draft logits held at once.
 
     CPU: 2^23 (32 MiB in fp32), few enough to stay in the last-level cache and enough to amortise
-    reading the weight. Accelerators: 2^28 (1 GiB), so that the products run at full rate, and
-    never more than an eighth of the rows, so that memory stays a small part of eager's.
+    reading the weight. Accelerators: 2^28 (1 GiB), so that the products run at full rate. Never
+    more than an eighth of the rows, so that memory stays a small part of eager's, unless they
+    are so few that the weight would be read for a handful of rows at a time.
     """
-    if device.type == "cpu":
-        return max(1, 2**23 // (depths * vocab))
-    return max(1, min(2**28 // (depths * vocab), -(-rows // 8)))
+    budget = 2**23 if device.type == "cpu" else 2**28
+    return max(1, min(budget // (depths * vocab), max(16, -(-rows // 8))))
