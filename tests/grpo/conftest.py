@@ -1,6 +1,7 @@
 """Inputs of the stage: a tiny model with a head, real chain_sum prompts, a diagnosis."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,12 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, tiny_backbone_dir: Path) ->
         "model": write_model(folder / "model", tiny_backbone_dir),
         "diagnosis": write_diagnosis(folder / "diagnosis"),
     }
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    """A Ray of this test session; the stage finds it and leaves it running."""
+    from bebop.rollout.actors import SMALLEST_OBJECT_STORE, ray_session
+
+    with ray_session("", 3, SMALLEST_OBJECT_STORE):
+        yield

@@ -28,12 +28,12 @@ def write_policy(
     config: Config, training: Training, inputs: Mapping[str, Path], policy: Path
 ) -> None:
     """Write the model folder with the untouched head, and the trainer's state beside it."""
-    assert hash_tensors(head_tensors(training.head)) == training.head_hash, "the head changed"
     loop = training.loop
+    assert hash_tensors(head_tensors(loop.head)) == training.head_hash, "the head changed"
     with atomic_dir(policy) as folder:
-        save_model(folder, training.backbone, training.head, training.meta)
+        save_model(folder, loop.trainer.backbone, loop.head, training.meta)
         checkpoint = folder / CHECKPOINT
         checkpoint.mkdir()
         state = loop.trainer.state()
-        write_checkpoint(checkpoint, training.checkpoints.fingerprint, loop.progress, state)
+        write_checkpoint(checkpoint, loop.checkpoints.fingerprint, loop.progress, state)
         write_provenance(folder, "grpo", config.model_dump(mode="json"), inputs)

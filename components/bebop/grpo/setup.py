@@ -19,17 +19,26 @@ from bebop.grpo.scoring import Scorer
 from bebop.grpo.speculation import choose_speculation
 from bebop.grpo.stage import Config
 from bebop.grpo.trainer import Trainer, TrainerSettings
-from bebop.models.backbone import Backbone
-from bebop.models.checkpoint import HeadMeta, hash_tensors, head_tensors, load_model
+from bebop.models.checkpoint import (
+    HeadMeta,
+    hash_tensors,
+    head_tensors,
+    load_model,
+    read_head_meta,
+)
 from bebop.models.mtp_head import MTPHead
 from bebop.provenance import hash_path, read_manifest
-from bebop.rollout.actors import RolloutFleet, WorkerSettings, ray_session
+from bebop.rollout.actors import (
+    SMALLEST_OBJECT_STORE,
+    RolloutFleet,
+    WorkerSettings,
+    ray_session,
+)
 from bebop.rollout.buffer import WorkBuffer
 from bebop.rollout.engine import SamplingParams, Speculation
 from bebop.tracking import Tracker
 
-SMALLEST_OBJECT_STORE = 256 * 2**20
-WEIGHT_COPIES = 4  # versions that jobs in flight may still hold, and one being written
+WEIGHT_COPIES = 3  # versions that jobs in flight may still hold, and one being written
 
 
 @dataclass(frozen=True)
@@ -42,13 +51,10 @@ class Training:
     """
 
     config: Config
-    backbone: Backbone
-    head: MTPHead
     meta: HeadMeta
     head_hash: str
     speculation: Speculation
     loop: Loop
-    checkpoints: Checkpoints
     notes: list[str]
 
 
@@ -69,54 +75,57 @@ def training_session(
     manifest = read_manifest(inputs["dataset"], "manifest.json")
     sampling = read_sampling(manifest, config.max_tokens, inputs["dataset"])
     speculation = choose_speculation(config.speculation, config.gamma, inputs["diagnosis"])
-    backbone, head, meta = load_model(inputs["model"], device=config.device)
-    if backbone.tokenizer is None:
-        raise InputError(
-            "the model has no tokenizer, so no response can be scored",
-            where=str(inputs["model"]),
-            fix="Put its tokenizer files into the folder",
-        )
-    train, held_out = _read_prompts(inputs["dataset"], backbone.token_count)
-    scorer = Scorer(backbone.tokenizer, train)
-    trainer = Trainer(backbone, _trainer_settings(config, sampling))
-    head_hash = hash_tensors(head_tensors(head))
-    kept = Checkpoints(checkpoints, fingerprint(config, inputs) if checkpoints else "")
-    progress = resume(kept, trainer)
-    buffer = WorkBuffer(
-        config.steps, config.prompts_per_step, config.max_staleness, version=progress.version
-    )
+    meta = read_head_meta(inputs["model"])
+    train, held_out = _read_prompts(inputs["dataset"], meta.vocab_size)
     longest = max(len(p.tokens) for p in (*train, *held_out)) + sampling.max_tokens
     settings = _worker_settings(config, inputs["model"], speculation, longest)
-    stream = PromptStream(train, config.samples_per_prompt, sampling, config.seed)
-    with ray_session(config.ray_address, config.rollout_workers, object_store_bytes(trainer)):
+    store = object_store_bytes(inputs["model"])
+    with ray_session(config.ray_address, config.rollout_workers, store):
+        # The workers load their models while this process loads its own.
         fleet = RolloutFleet(settings, config.rollout_workers, config.rollout_timeout)
         try:
-            fleet.pids()
+            trainer, head = _load(config, inputs["model"], sampling)
+            kept = Checkpoints(checkpoints, fingerprint(config, inputs) if checkpoints else "")
+            progress = resume(kept, trainer)
             loop = Loop(
                 _plan(config, held_out),
-                stream,
-                scorer,
+                PromptStream(train, config.samples_per_prompt, sampling, config.seed),
+                Scorer(trainer.backbone.tokenizer, train),
                 trainer,
                 head,
                 fleet,
-                buffer,
+                WorkBuffer(
+                    config.steps,
+                    config.prompts_per_step,
+                    config.max_staleness,
+                    version=progress.version,
+                ),
                 progress,
                 kept,
                 tracker,
             )
+            fleet.pids()
             yield Training(
                 config=config,
-                backbone=backbone,
-                head=head,
                 meta=meta,
-                head_hash=head_hash,
+                head_hash=hash_tensors(head_tensors(head)),
                 speculation=speculation,
                 loop=loop,
-                checkpoints=kept,
                 notes=input_notes(manifest, meta, sampling),
             )
         finally:
             fleet.close()
+
+
+def _load(config: Config, model: Path, sampling: SamplingParams) -> tuple[Trainer, MTPHead]:
+    backbone, head, _ = load_model(model, device=config.device)
+    if backbone.tokenizer is None:
+        raise InputError(
+            "the model has no tokenizer, so no response can be scored",
+            where=str(model),
+            fix="Put its tokenizer files into the folder",
+        )
+    return Trainer(backbone, _trainer_settings(config, sampling)), head
 
 
 def read_sampling(
@@ -216,9 +225,9 @@ def resume(checkpoints: Checkpoints, trainer: Trainer) -> Progress:
     return progress
 
 
-def object_store_bytes(trainer: Trainer) -> int:
-    """Room for the weights of a few versions."""
-    size = sum(tensor.nbytes for tensor in trainer.tensors().values())
+def object_store_bytes(model: Path) -> int:
+    """Room for the weights of a few versions; only what is used takes memory."""
+    size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     return max(SMALLEST_OBJECT_STORE, WEIGHT_COPIES * size)
 
 

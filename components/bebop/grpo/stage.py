@@ -97,5 +97,5 @@ def run(
         metrics = final_metrics(training)
         write_policy(config, training, inputs, policy)
         write_report(training, metrics, report)
-        training.checkpoints.clear()
+        training.loop.checkpoints.clear()
     return metrics

@@ -26,10 +26,12 @@ from torch import Tensor
 from bebop.errors import StageError
 from bebop.models.checkpoint import load_model
 from bebop.rollout.engine import Completion, Request, Speculation
+from bebop.rollout.reaper import descendants, reaped
 from bebop.rollout.torch_engine import TorchEngine
 
 # Ray puts Unix sockets below its folder, and their paths must stay under 108 bytes.
 LONGEST_TEMP_DIR = 30
+SMALLEST_OBJECT_STORE = 256 * 2**20
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Workers that ask Ray for no GPU keep the sight of them: device choice is ours.
@@ -233,7 +235,7 @@ def _last_line(error: BaseException) -> str:
 def ray_session(address: str, cpus: int, object_store_bytes: int) -> Iterator[None]:
     """A Ray for the body: a running cluster, the one this process already has, or a local one.
 
-    A local one is ended with the body, and by the kernel when this process is killed.
+    A local one is ended with the body, and also when this process is killed.
 
     Args:
         address: "host:port" of a running cluster; empty starts one on this machine.
@@ -245,25 +247,35 @@ def ray_session(address: str, cpus: int, object_store_bytes: int) -> Iterator[No
         return
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    folder = None if address else _temp_dir()
+    if not address:
+        with _local_ray(cpus, object_store_bytes):
+            yield
+        return
+    _connect(address)
     try:
-        if folder is None:
-            _connect(address)
-        else:
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                num_gpus=0,
-                include_dashboard=False,
-                object_store_memory=object_store_bytes,
-                logging_level=logging.ERROR,
-                _temp_dir=str(folder),
-            )
         yield
     finally:
         ray.shutdown()
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _local_ray(cpus: int, object_store_bytes: int) -> Iterator[None]:
+    folder, before = _temp_dir(), descendants()
+    try:
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            num_gpus=0,
+            include_dashboard=False,
+            object_store_memory=object_store_bytes,
+            logging_level=logging.ERROR,
+            _temp_dir=str(folder),
+        )
+        with reaped(descendants() - before, folder):
+            yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _connect(address: str) -> None:

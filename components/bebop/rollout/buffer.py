@@ -101,10 +101,12 @@ class WorkBuffer:
 
     def waiting(self) -> list[int]:
         """Groups that may be dispatched now, in order."""
-        limit = min(self.version + 1 + self.max_staleness, self.steps) * self.groups_per_step
-        for sequence in range(self.version * self.groups_per_step, limit):
-            self._groups.setdefault(sequence, Group(sequence))
-        return [n for n in sorted(self._groups) if self.state(n) is GroupState.WAITING]
+        return [n for n in self._admitted() if self.state(n) is GroupState.WAITING]
+
+    def _admitted(self) -> range:
+        """Groups from the step at hand on that the staleness bound lets in."""
+        last_step = min(self.version + 1 + self.max_staleness, self.steps)
+        return range(self.version * self.groups_per_step, last_step * self.groups_per_step)
 
     def state(self, sequence: int) -> GroupState:
         """State of a group, also of one that is not admitted yet."""
@@ -120,6 +122,7 @@ class WorkBuffer:
             StageError: a group was dispatched too often.
         """
         for sequence in sequences:
+            assert sequence in self._admitted(), f"group {sequence} would be too stale"
             group = self._move(sequence, GroupState.WAITING, GroupState.RUNNING)
             group.dispatches += 1
             if group.dispatches > self.max_dispatches:
@@ -167,7 +170,8 @@ class WorkBuffer:
         return range(first, first + self.groups_per_step)
 
     def _move(self, sequence: int, before: GroupState, after: GroupState) -> Group:
-        group = self._groups[sequence]
-        assert group.state is before, f"group {sequence} is {group.state}, not {before}"
+        state = self.state(sequence)
+        assert state is before, f"group {sequence} is {state.value}, not {before.value}"
+        group = self._groups.setdefault(sequence, Group(sequence))
         group.state = after
         return group
