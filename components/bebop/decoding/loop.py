@@ -205,7 +205,6 @@ class Decoder:
                 probs.append(one_hot(token_B, logits_BV.shape[-1], torch.float32))
             else:
                 q_BV = self._probs(span, logits_BV[:, None])[:, 0]
-                _check_normalised(q_BV)
                 token_B = sample(q_BV, uniforms(seed_B, length_B + depth - 1, "draft"))
                 probs.append(q_BV)
             tokens.append(token_B)
@@ -226,7 +225,8 @@ class Decoder:
             ],
             dim=1,
         )
-        return verify_chain(drafts_BG, q_BGV, p_BTV, uniforms_BT)
+        # `_probs` has checked p and q already.
+        return verify_chain(drafts_BG, q_BGV, p_BTV, uniforms_BT, check=False)
 
     def _plain(self, span: Span, p_B1V: Tensor) -> tuple[Tensor, Tensor]:
         slots = self.passes.slots
@@ -261,9 +261,12 @@ class Decoder:
         """Distribution of each row under its own request's filters."""
         filters = self.passes.slots.filters[span.slots]
         if len(set(filters)) == 1:
-            return probs_from_logits(logits_BTV, *filters[0])
-        parts = [probs_from_logits(logits_BTV[b], *own) for b, own in enumerate(filters)]
-        return torch.stack(parts)
+            probs_BTV = probs_from_logits(logits_BTV, *filters[0])
+        else:
+            rows = [probs_from_logits(logits_BTV[b], *own) for b, own in enumerate(filters)]
+            probs_BTV = torch.stack(rows)
+        _check_normalised(probs_BTV)
+        return probs_BTV
 
     def _parts(self, span: Span, gamma: int) -> Iterator[Span]:
         """Cut a span so that p, q and the logits stay within `SAMPLER_BYTES`."""
@@ -285,12 +288,12 @@ def _log_p(p_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
     return p_BTV.gather(-1, tokens_BT.clamp_min(0)[..., None])[..., 0].log()
 
 
-def _check_normalised(q_BV: Tensor) -> None:
-    """Drafts from anything but a distribution would pass as accepted or bias the text."""
-    worst = (q_BV.sum(-1) - 1.0).abs().max()
+def _check_normalised(probs_BTV: Tensor) -> None:
+    """Sampling from anything but a distribution would bias the text and raise nothing."""
+    worst = (probs_BTV.sum(-1) - 1.0).abs().max()
     if not bool(worst < 1e-3):
         raise LosslessnessError(
-            f"the draft's probabilities do not sum to 1 (off by {float(worst):.3g})",
-            where="MTP head",
-            fix="The head holds NaN or was zeroed on its way here; reload it",
+            f"probabilities do not sum to 1 (off by {float(worst):.3g})",
+            where="decoding",
+            fix="The model or its head holds NaN or was damaged on its way here; reload it",
         )

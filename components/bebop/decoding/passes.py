@@ -30,10 +30,12 @@ class Passes:
         rows = int(rows_B.max())
         tokens_BT = self.slots.tokens_NL[span.slots, :rows]
         positions_1T = torch.arange(rows, device=tokens_BT.device)[None]
-        mask_TT = torch.ones(rows, rows, dtype=torch.bool, device=tokens_BT.device).tril()
         self.trunk_cache.plan_prompts(span.first, span.count, rows)
         self.slots.hidden_NLH[span.slots, :rows] = self.backbone.hidden_states(
-            tokens_BT, positions=positions_1T, mask=mask_TT[None, None], cache=self.trunk_cache
+            tokens_BT,
+            positions=positions_1T,
+            mask=_mask(positions_1T, rows, self.backbone.dtype),
+            cache=self.trunk_cache,
         )
         self.slots.head_rows_N[span.slots] = 0
 
@@ -48,7 +50,7 @@ class Passes:
         hidden_BTH = self.backbone.hidden_states(
             tokens_BT,
             positions=positions_BT,
-            mask=_mask(positions_BT, stored),
+            mask=_mask(positions_BT, stored, self.backbone.dtype),
             cache=self.trunk_cache,
         )
         slots_B1 = torch.arange(span.first, span.first + span.count, device=tokens_BT.device)
@@ -79,7 +81,7 @@ class Passes:
             self.backbone.embed(slots.tokens_NL[slots_B1, rows_BT + 1]),
             slots.hidden_NLH[slots_B1, rows_BT],
             positions=rows_BT,
-            mask=_mask(rows_BT, stored),
+            mask=_mask(rows_BT, stored, self.backbone.dtype),
             cache=self.head_cache,
         )
         slots.head_rows_N[span.slots] = upto_B
@@ -96,7 +98,7 @@ class Passes:
             self.backbone.embed(tokens_B[:, None]),
             state_BH[:, None],
             positions=positions_B1,
-            mask=_mask(positions_B1, stored),
+            mask=_mask(positions_B1, stored, self.backbone.dtype),
             cache=self.head_cache,
         )
         return state_B1H[:, 0]
@@ -130,7 +132,12 @@ class Passes:
             yield Span(first + start, len(rows) - start)
 
 
-def _mask(positions_BT: Tensor, stored: int) -> Tensor:
-    """[B, 1, T, S]: a row sees the positions up to its own."""
+def _mask(positions_BT: Tensor, stored: int, dtype: torch.dtype) -> Tensor:
+    """[B, 1, T, S]: a row sees the positions up to its own.
+
+    Additive, because torch would turn a boolean mask into this one in every layer.
+    """
     keys_S = torch.arange(stored, device=positions_BT.device)
-    return (keys_S <= positions_BT[..., None])[:, None]
+    hidden_BTS = keys_S > positions_BT[..., None]
+    mask_BTS = torch.zeros(hidden_BTS.shape, dtype=dtype, device=positions_BT.device)
+    return mask_BTS.masked_fill_(hidden_BTS, -torch.inf)[:, None]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bebop.errors import InputError
+from bebop_kernels.rejection import verify_chain
 
 Stream = Literal["draft", "accept", "residual"]
 
@@ -120,8 +121,8 @@ def _mix(x: Tensor) -> Tensor:
 def sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """Invert the CDF: the first token whose cumulative mass is strictly above u * Z.
 
-    The comparison is strict and the sums are float64, so that u = 0 skips leading zeros and u
-    close to 1 stays below Z: a token of probability zero is never returned.
+    It is the verifier's own draw, that of a chain without drafts, so that drafts, plain tokens
+    and residuals follow one rule: fp64 sums, and never a token of probability zero.
 
     Args:
         probs_BV: [B, V] non-negative, need not be normalised.
@@ -130,6 +131,10 @@ def sample(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     Returns:
         [B] int64 tokens.
     """
-    cdf_BV = probs_BV.cumsum(-1, dtype=torch.float64)
-    threshold_B1 = uniforms_B.to(torch.float64)[:, None] * cdf_BV[:, -1:]
-    return torch.searchsorted(cdf_BV, threshold_B1, right=True)[:, 0]
+    batch, vocab = probs_BV.shape
+    no_drafts_B0 = torch.empty(batch, 0, dtype=torch.int64, device=probs_BV.device)
+    no_probs_B0V = probs_BV.new_empty(batch, 0, vocab)
+    _, tokens_B1 = verify_chain(
+        no_drafts_B0, no_probs_B0V, probs_BV[:, None], uniforms_B[:, None], check=False
+    )
+    return tokens_B1[:, 0]
