@@ -1,6 +1,7 @@
 """Timing: interleaved, only emitted tokens, counters that add up. Real engines, tiny model."""
 
 import json
+import math
 
 import pytest
 
@@ -64,6 +65,12 @@ def test_settings_of_a_repeat_get_the_same_requests(measured):
         runs = seen[first : first + 3]
         assert {setting for setting, _ in runs} == set(SETTINGS)
         assert runs[0][1] == runs[1][1] == runs[2][1]
+
+
+@pytest.mark.parametrize(("seconds", "repeats"), [(0.0, 1), (math.inf, 3)])
+def test_time_limit_ends_the_repeats_after_a_whole_one(engines, workload, seconds, repeats):
+    samples = measure_batch(engines, SETTINGS, workload, 1, 3, lambda note: None, seconds=seconds)
+    assert {len(own) for own in samples.values()} == {repeats}
 
 
 def test_only_emitted_tokens_count_and_lengths_are_equal_without_stops(measured):

@@ -126,7 +126,7 @@ def test_report_shows_the_verdict_the_plots_and_what_was_run(made):
     assert "Where the time goes" in page
     assert "at most 6 tokens, temperature 1" in page
     assert "The diagnosis advised rejection γ=2 up to batch 1" in page
-    assert "2 repeats a setting: the spread says little." in page
+    assert "Only 2 repeats of some settings: the spread says little." in page
 
 
 def test_lengths_are_equal_when_stops_are_ignored(

@@ -4,6 +4,7 @@ A shared machine drifts. Every repeat runs all settings one after the other, in 
 rotates, and a speed-up is the ratio to plain decoding within the same repeat.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ def measure_batch(
     batch: int,
     repeats: int,
     advance: Callable[[str], None],
+    seconds: float = math.inf,
 ) -> dict[Setting, list[Sample]]:
     """Run the workload `repeats` times with every setting at one batch size.
 
@@ -85,14 +87,20 @@ def measure_batch(
         batch: requests decoded at once.
         repeats: counted runs of each setting, after one that is not counted.
         advance: called after every run, with what ran.
+        seconds: no repeat is begun that would end later than this; the first is always run.
 
     Returns:
         Each setting's samples; entry r of every list belongs to repeat r.
     """
     engines = {setting: make_engine(setting, batch) for setting in settings}
     samples: dict[Setting, list[Sample]] = {setting: [] for setting in settings}
+    begin = last = time.perf_counter()
     try:
         for repeat in range(WARM_UP, repeats):
+            now = time.perf_counter()
+            if repeat > 0 and now - begin + (now - last) > seconds:
+                break
+            last = now
             requests = workload.requests(batch, repeat)
             for setting in _rotated(settings, repeat):
                 sample = timed(engines[setting], requests)

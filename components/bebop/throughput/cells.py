@@ -26,6 +26,7 @@ class Cell:
         alphas: conditional acceptance per depth, from counts.
         tokens_per_round: tokens a request got in a round, the cut last round included.
         mean_active: requests active in a round, on average; below `batch` when they end apart.
+        repeats: runs that the medians are of.
         tokens: emitted in a run, on average.
         response_length: tokens a request.
         seconds: median seconds of a run by part; "other" is what no part accounts for.
@@ -42,6 +43,7 @@ class Cell:
     alphas: list[float]
     tokens_per_round: float
     mean_active: float
+    repeats: int
     tokens: float
     response_length: float
     seconds: dict[str, float]
@@ -83,6 +85,7 @@ class Cell:
             "accept_length": self.accept_length,
             "tokens_per_round": self.tokens_per_round,
             "mean_active": self.mean_active,
+            "repeats": self.repeats,
             "tokens": self.tokens,
             "response_length": self.response_length,
             "seconds": self.seconds,
@@ -139,6 +142,7 @@ def _cell(
         alphas=depths,
         tokens_per_round=sum(s.tokens - s.requests for s in own) / rounds,
         mean_active=rounds / sum(s.rounds for s in own),
+        repeats=len(own),
         tokens=sum(s.tokens for s in own) / len(own),
         response_length=sum(s.tokens for s in own) / sum(s.requests for s in own),
         seconds=_time_split(own),

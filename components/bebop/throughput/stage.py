@@ -22,9 +22,15 @@ class Config(StageConfig):
         (1, 4, 16), min_length=1, description="Requests decoded at once."
     )
     repeats: int = Field(3, ge=1, description="Repeats of every setting; medians are reported.")
+    time_limit: float = Field(
+        100.0,
+        ge=0,
+        description="Time for all repeats (seconds); when it runs out fewer are made, at least "
+        "one of every setting. 0 sets no limit.",
+    )
     prompts: int = Field(16, ge=1, description="Evaluation prompts that requests are made of.")
     requests: int = Field(
-        4, ge=1, description="Fewest requests a measurement, rounded up to full batches."
+        2, ge=1, description="Fewest requests a measurement, rounded up to full batches."
     )
     max_tokens: int = Field(16, ge=2, description="Longest completion (tokens).")
     ignore_stop: bool = Field(

@@ -1,5 +1,7 @@
 """The order of the measurements, and what they give together."""
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,8 +65,10 @@ def study(config: "Config", dataset: Path, policy: Path, diagnosis: Path) -> Stu
     cells: list[Cell] = []
     costs: dict[int, dict[str, StepCosts]] = {}
     runs = len(config.batch_sizes) * ((config.repeats + 1) * len(settings) + 1)
+    end = time.monotonic() + (config.time_limit or math.inf)
     with Progress("throughput", runs) as progress:
-        for batch in config.batch_sizes:
+        for number, batch in enumerate(config.batch_sizes):
+            left = (end - time.monotonic()) / (len(config.batch_sizes) - number)
             samples = measure_batch(
                 make_engine,
                 settings,
@@ -72,6 +76,7 @@ def study(config: "Config", dataset: Path, policy: Path, diagnosis: Path) -> Stu
                 batch,
                 config.repeats,
                 lambda note: progress.advance(1, note),
+                seconds=left,
             )
             context = typical_context(workload, samples[PLAIN])
             repeats = cost_rounds(config, samples[PLAIN], len(settings))
@@ -162,8 +167,11 @@ def find_warnings(
         warnings.append(
             f"γ = {deepest} is beyond the {meta.depths} depths that the head was trained for."
         )
-    if config.repeats < 3:
-        warnings.append(f"{config.repeats} repeats a setting: the spread says little.")
+    if (fewest := min(cell.repeats for cell in cells)) < 3:
+        warnings.append(
+            f"Only {fewest} {'repeat' if fewest == 1 else 'repeats'} of some settings: the spread "
+            "says little."
+        )
     wide = [c for c in cells if c.speedup.p80 - c.speedup.p20 > 0.2 * c.speedup.median]
     if wide:
         warnings.append(

@@ -63,8 +63,8 @@ def _what_was_run(config: "Config", study: Study) -> str:
         f"{machine['name']}, {machine['cores']} cores, {machine['threads']} torch threads, load "
         f"{machine['load']:.1f}, torch {machine['torch']}. {len(study.workload.prompts)} prompts, "
         f"at most {sampling.max_tokens} tokens, temperature {sampling.temperature:g}, top-k "
-        f"{sampling.top_k}, top-p {sampling.top_p:g}. {ends}. {config.repeats} repeats, the "
-        "settings interleaved; only emitted tokens count."
+        f"{sampling.top_k}, top-p {sampling.top_p:g}. {ends}. At most {config.repeats} repeats "
+        f"within {config.time_limit:g} s, the settings interleaved; only emitted tokens count."
     )
 
 
@@ -181,6 +181,7 @@ def _speed_table(cells: Sequence[Cell]) -> tuple[list[str], list[list[Any]]]:
         "E[L]",
         "E[L] to break even",
         "active",
+        "repeats",
     ]
     rows = [
         [
@@ -193,6 +194,7 @@ def _speed_table(cells: Sequence[Cell]) -> tuple[list[str], list[list[Any]]]:
             cell.accepted,
             cell.break_even,
             cell.mean_active,
+            cell.repeats,
         ]
         for cell in cells
     ]
