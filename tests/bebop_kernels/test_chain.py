@@ -69,7 +69,12 @@ def test_mean_is_the_rows_mean_over_its_valid_depths() -> None:
     assert mean_loss(value, valid_depths(mask)).item() == pytest.approx(((1 + 3) / 2 + 2) / 2)
 
 
-@pytest.mark.parametrize("denominator", [0, -1.0])
-def test_denominator_that_is_not_positive_is_refused(denominator: float) -> None:
-    with pytest.raises(ValueError, match="denominator must be positive"):
+@pytest.mark.parametrize("none", [0, torch.tensor(0)])
+def test_global_batch_without_a_row_gives_zero_not_nan(none) -> None:
+    assert chain_loss(torch.rand(1, 1), torch.zeros(1, 1, dtype=torch.bool), none).item() == 0
+
+
+@pytest.mark.parametrize("denominator", [-1, float("nan")])
+def test_denominator_that_cannot_be_a_count_is_refused(denominator: float) -> None:
+    with pytest.raises(ValueError, match="denominator must not be negative"):
         chain_loss(torch.rand(1, 1), torch.ones(1, 1, dtype=torch.bool), denominator)

@@ -196,7 +196,7 @@ def test_no_gradient_work_when_none_is_asked_for() -> None:
         ({"vocab_size": 21}, r"vocab_size must lie in \(0, 20\]"),
         ({"chunk": 0}, "chunk must be at least 1 row"),
         ({"target_weight": torch.randn(19, 4)}, "target_weight must have weight's 20 rows"),
-        ({"denominator": 0.0}, "denominator must be positive"),
+        ({"denominator": -1.0}, "denominator must not be negative"),
         ({"impl": "triton"}, "needs a GPU tensor"),
     ],
 )

@@ -20,6 +20,14 @@ def run_cases(**environment: str) -> None:
     assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
 
 
+def test_triton_is_loaded_by_the_triton_form_alone() -> None:
+    code = "import sys, bebop_kernels.tv_loss, bebop_kernels.rejection; print(*sys.modules)"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    loaded = finished.stdout.split()
+    assert "bebop_kernels.tv_loss.linear" in loaded
+    assert "triton" not in loaded
+
+
 def test_kernels_under_the_interpreter() -> None:
     run_cases(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
 

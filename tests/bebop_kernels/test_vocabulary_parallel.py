@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
@@ -14,11 +15,11 @@ RANKS, VOCAB, REAL = 2, 40, 37
 NAMES = ("e2e_tv", "tv", "kl", "rkl", "ce", "hard_ce")
 
 
-def problem() -> dict[str, Tensor]:
+def problem(dtype: torch.dtype) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(5)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return torch.randn(*shape, generator=generator, dtype=dtype)
 
     labels = torch.randint(0, REAL, (3, 6), generator=generator)
     mask = torch.rand(3, 6, generator=generator) > 0.2
@@ -32,7 +33,7 @@ def problem() -> dict[str, Tensor]:
 
 
 def run(name: str, weight: Tensor, **options) -> list[Tensor]:
-    given = problem()
+    given = problem(weight.dtype)
     draft, weight = given["draft"].requires_grad_(), weight.clone().requires_grad_()
     if name == "hard_ce":
         loss, value = losses.linear_ce_loss(
@@ -45,22 +46,22 @@ def run(name: str, weight: Tensor, **options) -> list[Tensor]:
     return [loss.detach(), value, *torch.autograd.grad(loss, (draft, weight))]
 
 
-def one_rank(rank: int, folder: str) -> None:
+def one_rank(rank: int, folder: str, dtype: torch.dtype, impl: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS
     )
-    shard = problem()["weight"].chunk(RANKS)[rank]
-    group = dist.group.WORLD
-    results = {name: run(name, shard, group=group, chunk=4) for name in NAMES}
-    torch.save(results, Path(folder) / f"{rank}.pt")
+    shard = problem(dtype)["weight"].chunk(RANKS)[rank]
+    options = {"group": dist.group.WORLD, "chunk": 4, "impl": impl}
+    torch.save({name: run(name, shard, **options) for name in NAMES}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
-def test_two_ranks_equal_one(tmp_path: Path) -> None:
-    multiprocessing.spawn(one_rank, args=(str(tmp_path),), nprocs=RANKS)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS)]
+def compare_ranks(folder: Path, dtype: torch.dtype, impl: str) -> None:
+    multiprocessing.spawn(one_rank, args=(str(folder), dtype, impl), nprocs=RANKS)
+    ranks = [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
+    weight = problem(dtype)["weight"]
     for name in NAMES:
-        loss, value, grad_hidden, grad_weight = run(name, problem()["weight"], impl="reference")
+        loss, value, grad_hidden, grad_weight = run(name, weight, impl="reference")
         for results in ranks:
             torch.testing.assert_close(results[name][0], loss)
             torch.testing.assert_close(results[name][1], value)
@@ -69,6 +70,15 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
         torch.testing.assert_close(split, grad_weight)
 
 
+def test_two_ranks_equal_one(tmp_path: Path) -> None:
+    compare_ranks(tmp_path, torch.float64, "chunked")
+
+
 def test_one_rank_without_a_group_holds_the_real_entries() -> None:
     assert local_vocabulary(40, 37, None) == (0, 37)
     assert local_vocabulary(40, None, None) == (0, 40)
+
+
+def test_shard_of_padding_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="each rank needs at least one"):
+        local_vocabulary(40, 0, None)

@@ -4,11 +4,14 @@ Run by `test_triton.py` in a process of its own, because the interpreter must be
 Triton is first imported. The interpreter checks arithmetic and masks, not races or speed.
 """
 
+from pathlib import Path
+
 import pytest
 import torch
 from tests.bebop_kernels.cases import REGIMES, assert_as_close, assert_as_close_overall
 from tests.bebop_kernels.test_on_hidden import NAMES, inputs, run
 from tests.bebop_kernels.test_on_logits import SOFT, value_and_grad
+from tests.bebop_kernels.test_vocabulary_parallel import compare_ranks
 from torch import Tensor
 
 from bebop_kernels import tv_loss as losses
@@ -98,6 +101,11 @@ def test_empty_mask_launches_nothing_and_gives_zero() -> None:
     tensors = place(*inputs(2, 3, 10, 4))
     for result in run("e2e_tv", tensors, torch.zeros(2, 3, device=DEVICE), impl="triton"):
         assert result.abs().max() == 0
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="its two ranks share the CPU")
+def test_split_vocabulary_over_two_ranks(tmp_path: Path) -> None:
+    compare_ranks(tmp_path, torch.float32, "triton")
 
 
 @pytest.mark.peer

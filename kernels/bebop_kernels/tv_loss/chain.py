@@ -20,18 +20,17 @@ def valid_depths(mask_GT: Tensor) -> Tensor:
 
 
 def resolve_denominator(valid_GT: Tensor, denominator: Denominator, dtype: torch.dtype) -> Tensor:
-    """The scalar that the sum over rows is divided by; at least one, so that no row gives 0.
+    """The scalar that the sum over rows is divided by; 0 counts as 1, so that no row gives 0.
 
     Default: the number of rows whose first depth is valid. Pass the count over the whole
     global batch to make the gradient independent of micro-batches and ranks.
     """
     if denominator is None:
-        return valid_GT[0].sum().clamp(min=1).to(dtype)
-    if isinstance(denominator, Tensor):
-        return denominator.detach().to(device=valid_GT.device, dtype=dtype)
-    if not denominator > 0:
-        raise ValueError(f"denominator must be positive, got {denominator}")
-    return torch.tensor(denominator, dtype=dtype, device=valid_GT.device)
+        denominator = valid_GT[0].sum()
+    elif not isinstance(denominator, Tensor) and not denominator >= 0:
+        raise ValueError(f"denominator must not be negative, got {denominator}")
+    scalar = torch.as_tensor(denominator, dtype=dtype, device=valid_GT.device).detach()
+    return torch.where(scalar == 0, torch.ones_like(scalar), scalar)
 
 
 def chain_loss(alpha_GT: Tensor, valid_GT: Tensor, denominator: Denominator = None) -> Tensor:

@@ -77,14 +77,15 @@ def e2e_tv_loss(
             is at row t + i; may be overlapping views of one buffer; detached.
         mask: [G, T], bool or 0/1. A depth outside the mask ends its row's chain.
         denominator: what the sum over rows is divided by; default the number of rows whose first
-            depth is valid. Give the global count to make micro-batches and ranks add up.
+            depth is valid. Give the global count to make micro-batches and ranks add up; 0 (no
+            row anywhere) counts as 1.
         impl: "reference", "chunked", "triton", or None for the device's own.
 
     Returns:
         (loss, alpha): a scalar, 0 without valid rows, and detached [G, T], 0 where not valid.
 
     Raises:
-        ValueError: shapes do not fit, or the denominator is not positive.
+        ValueError: shapes do not fit, or the denominator is negative.
     """
     check_pair(draft_logits, target_logits)
     if draft_logits.dim() != 3 or mask.shape != draft_logits.shape[:2]:
