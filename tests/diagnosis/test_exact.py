@@ -24,10 +24,8 @@ TEMPERATURE = 0.8
 def every_text(vocabulary: int) -> list[Text]:
     """First token, then one token a depth."""
     mask = (0,) * len(PROMPT) + (1,) * (1 + DEPTHS)
-    return [
-        Text(PROMPT + rest, mask)
-        for rest in itertools.product(range(vocabulary), repeat=DEPTHS + 1)
-    ]
+    rest = itertools.product(range(vocabulary), repeat=DEPTHS + 1)
+    return [Text(PROMPT + tokens, mask) for tokens in rest]
 
 
 def accepted_chain(backbone: Backbone, head: MTPHead, greedy: bool) -> list[float]:

@@ -56,7 +56,7 @@ def test_low_alpha_1_is_refused_or_keeps_the_warm_up(
     dataset: Path, tiny_backbone_dir: Path, tmp_path: Path
 ) -> None:
     values = {"alpha_threshold": 0.99, "eval_every": 2}
-    with pytest.raises(StageError, match="below 0.99"):
+    with pytest.raises(StageError, match=r"below 0\.99"):
         train(dataset, tiny_backbone_dir, tmp_path, below_threshold="refuse", **values)
     assert not (tmp_path / "model").exists()
     metrics = train(dataset, tiny_backbone_dir, tmp_path, below_threshold="extend", **values)

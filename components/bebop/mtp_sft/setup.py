@@ -190,17 +190,17 @@ def start_head(config: "Config", backbone: Backbone, head: MTPHead, data: Data) 
         tokens += len(text.tokens)
     if not numbers:
         return
-    chosen = [data.texts[n] for n in numbers]
-    tokens_BT, _ = pad(chosen)
-    lengths_B1 = torch.tensor([[len(text.tokens)] for text in chosen])
-    real_BT = torch.arange(tokens_BT.shape[1])[None] < lengths_B1
+    tokens_BT, mask_BT = pad([data.texts[n] for n in numbers])
+    # Drafts start at the token before the response; prompt rows would only spend the fit.
+    used_BT = mask_BT != 0
+    used_BT[:, :-1] |= mask_BT[:, 1:] != 0
     hidden_BTH = pad_hidden(data.hidden.documents(numbers)).to(backbone.device)
     ridge_fit(
         head,
         backbone,
         tokens_BT.to(backbone.device),
         hidden_BTH,
-        real_BT.to(backbone.device),
+        used_BT.to(backbone.device),
         config.ridge_l2,
     )
 

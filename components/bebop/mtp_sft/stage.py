@@ -27,8 +27,8 @@ class Config(StageConfig):
     steps: int = Field(0, ge=0, description="Optimiser steps; 0 derives them from epochs.")
     batch_size: int = Field(16, ge=1, description="Documents an optimiser step.")
     micro_batch: int = Field(16, ge=1, description="Documents a forward pass.")
-    learning_rate: float = Field(2e-4, gt=0, description="Learning rate after its warm-up.")
-    rate_warmup: float = Field(0.03, ge=0, le=1, description="Share of steps it rises over.")
+    learning_rate: float = Field(3e-5, gt=0, description="Learning rate after its warm-up.")
+    rate_warmup: float = Field(0.1, ge=0, le=1, description="Share of steps it rises over.")
     clip: float = Field(1.0, gt=0, description="Largest gradient norm of the head.")
     temperature: float | None = Field(
         None, gt=0, description="Temperature trained at; null takes the dataset's sampling."
