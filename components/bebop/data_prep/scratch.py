@@ -42,10 +42,10 @@ class ScratchRecipe:
     """Size and training of the model; about `layers * 15 * hidden**2` parameters."""
 
     vocabulary: int = 384
-    hidden: int = 160
-    layers: int = 3
-    steps: int = 160
-    batch: int = 32
+    hidden: int = 192
+    layers: int = 2
+    steps: int = 180
+    batch: int = 24
     learning_rate: float = 0.03
     noise: float = 0.35
     seed: int = 0

@@ -72,14 +72,14 @@ class Config(StageConfig):
         0.1, ge=0, le=1, description="Share of dropped rows above which the stage stops."
     )
     scratch_hidden: int = Field(
-        160, ge=32, multiple_of=32, description="Scratch model: hidden size (4 heads)."
+        192, ge=32, multiple_of=32, description="Scratch model: hidden size (4 heads)."
     )
-    scratch_layers: int = Field(3, ge=1, description="Scratch model: decoder layers.")
+    scratch_layers: int = Field(2, ge=1, description="Scratch model: decoder layers.")
     scratch_vocabulary: int = Field(
         384, ge=260, description="Scratch model: most tokens in its vocabulary."
     )
-    scratch_steps: int = Field(160, ge=1, description="Scratch model: training steps.")
-    scratch_batch: int = Field(32, ge=1, description="Scratch model: responses a step.")
+    scratch_steps: int = Field(180, ge=1, description="Scratch model: training steps.")
+    scratch_batch: int = Field(24, ge=1, description="Scratch model: responses a step.")
     scratch_noise: float = Field(
         0.35,
         ge=0,
