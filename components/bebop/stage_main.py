@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bebop.config import StageConfig, stage_of
-from bebop.errors import BebopError, InputError, StageError
+from bebop.errors import BebopError, InputError, StageError, disk_full
 from bebop.metrics import unknown_metrics
 from bebop.provenance import git_sha, hash_path, link_or_copy, show_outputs, write_json
 from bebop.tracking import Tracker, open_tracker
@@ -170,12 +170,9 @@ def _closing(record: dict[str, Any], folder: Path | None, tracker: Tracker) -> I
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        record["error"] = "the disk is full"
-        raise StageError(
-            "the disk is full",
-            where=str(error.filename or folder or os.getcwd()),
-            fix="Free some space and rerun the stage; finished stages are kept",
-        ) from error
+        full = disk_full(str(error.filename or folder or ""))
+        record["error"] = full.what
+        raise full from error
     except BebopError as error:
         record["error"] = str(error)
         raise
