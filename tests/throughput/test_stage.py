@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from bebop.errors import ArtifactError, BebopError
 from bebop.metrics import unknown_metrics
 from bebop.provenance import hash_path, read_manifest
 from bebop.stage_cli import main
+from bebop.throughput import stage
 from bebop.throughput.bench import PLAIN, Setting
 from bebop.throughput.hardware import cpu_name
 from bebop.throughput.stage import Config, run
@@ -216,3 +218,12 @@ def test_processor_is_named_as_the_kernel_does(tmp_path):
     info.write_text("processor : 0\nmodel name\t: Example CPU @ 2 GHz\nmodel name\t: second\n")
     assert cpu_name(info) == "Example CPU @ 2 GHz"
     assert cpu_name(tmp_path / "absent")
+
+
+def test_readme_documents_every_key_of_config_record_and_cell(made):
+    readme = (Path(stage.__file__).parent / "README.md").read_text()
+    record = made[2]
+    names = {*Config.model_fields, *record, *record["cells"][0], *record["verdict"]} - {"version"}
+    assert [name for name in sorted(names) if f"`{name}`" not in readme] == []
+    for key, field in Config.model_fields.items():
+        assert f"| `{key}` | `{json.dumps(field.default)}` | {field.description} |" in readme
