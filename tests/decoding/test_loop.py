@@ -60,6 +60,38 @@ def test_a_shared_prompt_is_computed_once_and_copied_exactly() -> None:
     assert torch.equal(layer.keys[3, :3], layer.keys[1, :3])
 
 
+def texts_of(decoder: Decoder) -> list[list[int]]:
+    slots = decoder.passes.slots
+    rows = zip(slots.tokens_NL, slots.length_N.tolist(), strict=True)
+    return [row[:length].tolist() for row, length in rows][: decoder.active]
+
+
+def test_a_common_prefix_is_computed_once_and_changes_nothing() -> None:
+    backbone = small_backbone()
+    system = tuple(i % 11 for i in range(20))
+    prompts = [(*system, *end) for end in ((1, 2), (3,), (4, 5, 6), (1, 9, 9), (2,))]
+    rows = 0
+
+    def count(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+        nonlocal rows
+        rows += kwargs["input_ids"].numel()
+
+    hook = backbone.trunk.register_forward_pre_hook(count, with_kwargs=True)
+    decoder = Decoder(backbone, noisy_head(backbone), slots=5)
+    for group in (prompts[:3], prompts[3:]):
+        batch = [Admission(prompt, sum(prompt)) for prompt in group]
+        decoder.admit(batch, with_head=True)
+    hook.remove()
+    assert rows <= 20 + 3 * 4 + 2 * 4
+    decoder.round(2)
+    together = {tuple(text) for text in texts_of(decoder)}
+    for prompt in prompts:
+        alone = Decoder(backbone, noisy_head(backbone), slots=1)
+        alone.admit([Admission(prompt, sum(prompt))], with_head=True)
+        alone.round(2)
+        assert tuple(texts_of(alone)[0]) in together
+
+
 def test_large_batches_are_cut_without_changing_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = small_backbone()
     texts = []
@@ -69,9 +101,7 @@ def test_large_batches_are_cut_without_changing_a_token(monkeypatch: pytest.Monk
         decoder.admit(admissions(Filters()), with_head=True)
         for _ in range(4):
             decoder.round(3)
-        slots = decoder.passes.slots
-        rows = zip(slots.tokens_NL, slots.length_N.tolist(), strict=True)
-        texts.append([row[:n].tolist() for row, n in rows])
+        texts.append(texts_of(decoder))
     assert texts[0] == texts[1]
 
 

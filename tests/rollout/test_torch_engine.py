@@ -261,6 +261,24 @@ def test_a_kept_cache_is_stale_as_asked() -> None:
     assert max(gaps) > 1e-3
 
 
+def test_a_request_after_an_update_takes_nothing_from_a_stale_cache() -> None:
+    backbone = small_backbone()
+    new = small_backbone(seed=5)
+    engine = TorchEngine(backbone, stale_cache="keep")
+    old, late = (Request(i, PROMPT, SamplingParams(max_tokens=8), seed=3) for i in ("old", "late"))
+    engine.submit([old])
+    engine.step()
+    engine.load_weights(dict(new.model.named_parameters()), version=1)
+    engine.submit([late])
+    done: list[Completion] = []
+    while len(done) < 2:
+        done += engine.step()
+    (found,) = (c for c in done if c.id == "late")
+    expected = rescored(new, late, found.tokens)
+    logprobs = torch.tensor(found.logprobs, dtype=torch.float64)
+    torch.testing.assert_close(logprobs, expected, atol=1e-9, rtol=0)
+
+
 def test_the_selector_keeps_the_other_side_untouched() -> None:
     backbone = small_backbone()
     engine = engine_for(backbone, "rejection")

@@ -30,6 +30,7 @@ from bebop.models.mtp_head import MTPHead
 from bebop_kernels.rejection import verify_chain
 
 SAMPLER_BYTES = 1 << 29
+MIN_SHARED = 8  # tokens; copying a shorter prefix is not worth a pass of its own
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Decoder:
             fresh = lengths[: len(order) - len(sources)]
             for span in self.passes.prompt_spans(self.active, fresh):
                 rows_B = self.passes.slots.length_N[span.slots]
-                self.passes.prompt(span, rows_B)
+                self.passes.prompt(span, rows_B, *self._common_prefix(span))
                 if with_head and self.head is not None:
                     self.passes.head_catch_up(span, rows_B - 1)
             for target, source in sources.items():
@@ -123,6 +124,21 @@ class Decoder:
                 sources[slot] = holder[admission.prompt]
             holder.setdefault(admission.prompt, slot)
         return order, sources
+
+    def _common_prefix(self, span: Span) -> tuple[int, int]:
+        """Slot to take a prefix from, and its length: of an active request, or else computed
+        once in the span itself (a chat template's system text is the usual case)."""
+        prompts = self.passes.slots.prompts
+        own = prompts[span.slots]
+        # The extremes in lexical order differ at least as early as any other pair.
+        prefix = _leading(min(own), max(own))[: min(map(len, own)) - 1]
+        found = [len(_leading(prefix, prompts[slot])) for slot in range(self.active)]
+        longest = max(found, default=0)
+        if longest >= max(MIN_SHARED, len(prefix) // 2):
+            return found.index(longest), longest
+        if len(prefix) >= MIN_SHARED and span.count > 1:
+            return span.first, len(prefix)
+        return span.first, 0
 
     def _first_tokens(self, span: Span) -> Emission:
         slots = self.passes.slots
@@ -179,6 +195,10 @@ class Decoder:
         rows = (self.passes.slots.length_N[: self.active] - 1).tolist()
         for span in self.passes.prompt_spans(0, rows):
             self.passes.prompt(span, self.passes.slots.length_N[span.slots] - 1)
+
+    def forget_prompts(self) -> None:
+        """Let no later request share the states of those that are active now."""
+        self.passes.slots.prompts[: self.active] = [()] * self.active
 
     @torch.inference_mode()
     def forget_head(self) -> None:
@@ -282,6 +302,14 @@ class Decoder:
         if self.backbone.device.type == "cuda":
             torch.cuda.synchronize(self.backbone.device)
         self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+
+
+def _leading(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """Longest common prefix."""
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return a[:index]
+    return a[: len(b)]
 
 
 def _log_p(p_BTV: Tensor, tokens_BT: Tensor) -> Tensor:

@@ -25,19 +25,43 @@ class Passes:
         self.trunk_cache = SlotCache(backbone.config.num_hidden_layers, count)
         self.head_cache = SlotCache(1, count)
 
-    def prompt(self, span: Span, rows_B: Tensor) -> None:
-        """Trunk over the first rows_B known tokens of each slot, from scratch."""
-        rows = int(rows_B.max())
-        tokens_BT = self.slots.tokens_NL[span.slots, :rows]
-        positions_1T = torch.arange(rows, device=tokens_BT.device)[None]
-        self.trunk_cache.plan_prompts(span.first, span.count, rows)
-        self.slots.hidden_NLH[span.slots, :rows] = self.backbone.hidden_states(
+    def prompt(self, span: Span, rows_B: Tensor, source: int = -1, shared: int = 0) -> None:
+        """Trunk over the first rows_B known tokens of each slot, from scratch.
+
+        Args:
+            span: the slots.
+            rows_B: rows to compute.
+            source: slot that holds the states of the first `shared` tokens; when it is the
+                span's first slot they are computed there once.
+            shared: leading tokens that all slots of the span and the source have in common.
+        """
+        if shared > 0:
+            if source == span.first:
+                self._prompt_rows(Span(source, 1), 0, shared)
+            for slot in range(span.first, span.first + span.count):
+                if slot != source:
+                    self._copy_trunk(source, slot, shared)
+        self._prompt_rows(span, shared, int(rows_B.max()))
+        self.slots.head_rows_N[span.slots] = 0
+
+    def _prompt_rows(self, span: Span, start: int, stop: int) -> None:
+        """Trunk over rows start .. stop-1 of every slot; earlier rows must be stored."""
+        tokens_BT = self.slots.tokens_NL[span.slots, start:stop]
+        positions_1T = torch.arange(start, stop, device=tokens_BT.device)[None]
+        if start == 0:
+            self.trunk_cache.plan_prompts(span.first, span.count, stop)
+        else:
+            self.trunk_cache.plan_rows(span.first, positions_1T.expand(span.count, -1), stop)
+        self.slots.hidden_NLH[span.slots, start:stop] = self.backbone.hidden_states(
             tokens_BT,
             positions=positions_1T,
-            mask=_mask(positions_1T, rows, self.backbone.dtype),
+            mask=_mask(positions_1T, stop, self.backbone.dtype),
             cache=self.trunk_cache,
         )
-        self.slots.head_rows_N[span.slots] = 0
+
+    def _copy_trunk(self, source: int, target: int, rows: int) -> None:
+        self.trunk_cache.copy(source, target, rows)
+        self.slots.hidden_NLH[target, :rows] = self.slots.hidden_NLH[source, :rows]
 
     def trunk_rows(self, span: Span, tokens_BT: Tensor) -> Tensor:
         """Trunk over each slot's newest token and its drafts; returns their states [B, T, H]."""
@@ -106,8 +130,7 @@ class Passes:
     def share_prompt(self, source: int, target: int, rows: int) -> None:
         """Give `target` the states of `source` for the first `rows` tokens, which are equal."""
         slots = self.slots
-        self.trunk_cache.copy(source, target, rows)
-        slots.hidden_NLH[target, :rows] = slots.hidden_NLH[source, :rows]
+        self._copy_trunk(source, target, rows)
         # The head's row t is made with token t + 1, and only rows - 1 of those are shared.
         done = min(int(slots.head_rows_N[source]), rows - 1)
         self.head_cache.copy(source, target, done)

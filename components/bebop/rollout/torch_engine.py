@@ -236,7 +236,9 @@ class TorchEngine:
         self._stats.version = version
         if selector != "draft" and self.stale_cache == "recompute":
             self._decoder.recompute()
-        elif selector != "target":
+        elif selector != "draft":
+            self._decoder.forget_prompts()
+        if selector != "target":
             self._decoder.forget_head()
 
     def stats(self) -> EngineStats:
