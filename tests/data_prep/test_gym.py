@@ -2,7 +2,7 @@
 
 import pytest
 
-from bebop.data_prep.gym import read_gym
+from bebop.data_prep.gym import read_gym, reproducible
 from bebop.data_prep.rows import Rejects
 from bebop.data_prep.split import split_by_question, split_hash
 from bebop.errors import ConfigError
@@ -66,3 +66,8 @@ def test_both_sides_get_a_question() -> None:
 def test_split_hash_tells_sides_apart() -> None:
     assert split_hash(["a", "b"], ["c"]) == split_hash(["b", "a"], ["c"])
     assert split_hash(["a", "b"], ["c"]) != split_hash(["a"], ["b", "c"])
+
+
+def test_generators_that_a_seed_does_not_fix_are_named() -> None:
+    assert reproducible("reasoning_gym:chain_sum") == "yes"
+    assert "PYTHONHASHSEED" in reproducible("reasoning_gym:ransom_note")

@@ -134,7 +134,7 @@ def test_rejects_are_written_one_json_object_a_line(tmp_path: Path) -> None:
 def test_one_usable_question_cannot_be_split(tmp_path: Path) -> None:
     rejects = Rejects()
     questions, _ = read_questions(str(write(tmp_path, line("a", "1"))), {}, 10, 0, rejects)
-    with pytest.raises(InputError, match="1 usable question"):
+    with pytest.raises(InputError, match="at least two usable questions are needed, there are 1"):
         check_questions(questions, rejects)
 
 

@@ -107,7 +107,8 @@ def test_report_and_provenance(prepared) -> None:
 
 def test_the_seed_decides_everything(prepared, tmp_path: Path) -> None:
     folder, metrics = prepared
-    assert prepare(tmp_path, max_batch=5) == metrics
+    # Another batch size changes the rounding of matrix products, and nothing else.
+    assert prepare(tmp_path, max_batch=5) == pytest.approx(metrics, rel=1e-5)
     assert hash_path(tmp_path / "backbone") == hash_path(folder / "backbone")
     assert rows(tmp_path, "sft/train") == rows(folder, "sft/train")
     assert prepare(tmp_path, seed=1)["entropy/target"] != metrics["entropy/target"]

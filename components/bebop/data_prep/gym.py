@@ -68,6 +68,12 @@ def read_gym(
     return questions, len(seen)
 
 
+def reproducible(task: str) -> str:
+    """ "yes", or why the same seed can give other questions."""
+    reason = NOT_REPRODUCIBLE.get(task.removeprefix(REASONING_GYM))
+    return f"no: {reason}" if reason else "yes"
+
+
 def make_dataset(name: str, arguments: dict[str, Any], size: int, seed: int) -> Any:
     """The generator.
 

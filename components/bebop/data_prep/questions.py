@@ -69,7 +69,7 @@ def too_few(kept: list[Question], questions: list[Question], rejects: Rejects) -
     reasons = ", ".join(f"{count} x {reason}" for reason, count in rejects.counts().items())
     source = (questions or rejects.rows)[0].source if questions or rejects.rows else ""
     return InputError(
-        f"{len(kept)} usable questions; at least two are needed"
+        f"at least two usable questions are needed, there are {len(kept)}"
         + (f" (dropped: {reasons})" if reasons else ""),
         where=source,
         fix="Train and eval each need a question: give more or repair these",

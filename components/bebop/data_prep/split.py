@@ -22,14 +22,18 @@ def split_by_question(
         Train and eval, each in hash order, which is as good as shuffled.
     """
     assert len({question.prompt_id for question in questions}) == len(questions)
-    ranked = sorted(questions, key=lambda question: rank(question, seed))
+    ranked = shuffled(questions, seed)
     size = min(max(round(len(ranked) * eval_share), 1), len(ranked) - 1)
     return ranked[size:], ranked[:size]
 
 
-def rank(question: Question, seed: int) -> str:
-    """Place of a question in the shuffled order."""
-    return hashlib.sha256(f"{seed}\0{question.prompt_id}".encode()).hexdigest()
+def shuffled(questions: list[Question], seed: int) -> list[Question]:
+    """The questions in an order that depends on the seed and not on the order they came in."""
+
+    def rank(question: Question) -> str:
+        return hashlib.sha256(f"{seed}\0{question.prompt_id}".encode()).hexdigest()
+
+    return sorted(questions, key=rank)
 
 
 def split_hash(train_ids: list[str], eval_ids: list[str]) -> str:

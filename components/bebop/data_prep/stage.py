@@ -124,27 +124,29 @@ def run(
         StageError: a verifier that pays wrongly.
     """
     from bebop.data_prep import card
+    from bebop.data_prep.gym import reproducible
     from bebop.data_prep.questions import check_questions, read_questions
     from bebop.data_prep.rows import Rejects
-    from bebop.data_prep.split import split_by_question
+    from bebop.data_prep.split import shuffled, split_by_question
 
     _use_threads(config.threads)
     rejects = Rejects()
     questions, rows_read = read_questions(
         config.task, config.task_args, config.num_prompts, config.seed, rejects
     )
-    questions = check_questions(questions, rejects)
+    usable = check_questions(questions, rejects)
     rejects.gate(rows_read, config.max_reject_share)
-    train, held_out = split_by_question(
-        questions[: config.num_prompts], config.eval_share, config.seed
-    )
+    chosen = shuffled(usable, config.seed)[: config.num_prompts]
+    train, held_out = split_by_question(chosen, config.eval_share, config.seed)
     metrics = _make_backbone(config, train, backbone, tracker)
     sides, manifest = _sample(
         config, {"train": train, "eval": held_out}, backbone, rejects, rows_read
     )
     metrics |= card.dataset_metrics(sides, rejects, rows_read)
-    _save(config, dataset, sides, rejects, manifest)
+    _save(config, dataset, sides, rejects, manifest | {"usable_questions": len(usable)})
     about = {key: getattr(config, key) for key in ("model", "task", "temperature", "max_tokens")}
+    about["questions"] = f"{len(chosen)} of {len(usable)} usable, {config.num_prompts} asked for"
+    about["the seed fixes the questions"] = reproducible(config.task)
     card.write_card(report, sides, rejects, metrics, about)
     return metrics
 
