@@ -32,6 +32,7 @@ from bebop.rollout.torch_engine import TorchEngine
 # Ray puts Unix sockets below its folder, and their paths must stay under 108 bytes.
 LONGEST_TEMP_DIR = 30
 SMALLEST_OBJECT_STORE = 256 * 2**20
+ATTEMPTS = 3
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Workers that ask Ray for no GPU keep the sight of them: device choice is ours.
@@ -204,13 +205,24 @@ class RolloutFleet:
         return Generated(job, completions, seconds)
 
     def generate(self, job: Job) -> list[Completion]:
-        """Submit one job while nothing else runs, and wait for its completions."""
+        """Submit one job while nothing else runs, and wait for its completions.
+
+        Raises:
+            StageError: the worker died again and again, or raised an error of its own.
+        """
         assert not self._running, "other jobs would be mixed up with this one"
-        self.submit(job)
-        result = self.wait()
-        if isinstance(result, Lost):
-            raise StageError(f"a rollout worker died: {result.reason}", where="rollout")
-        return result.completions
+        reason = ""
+        for _ in range(ATTEMPTS):
+            self.submit(job)
+            result = self.wait()
+            if isinstance(result, Generated):
+                return result.completions
+            reason = result.reason
+        raise StageError(
+            f"a rollout worker died {ATTEMPTS} times over one job: {reason}",
+            where="rollout",
+            fix="Look for memory or driver errors above",
+        )
 
     def close(self) -> None:
         """End the workers, whose jobs are dropped."""
