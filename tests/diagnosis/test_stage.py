@@ -14,7 +14,7 @@ from bebop.errors import ArtifactError, InputError, LosslessnessError
 from bebop.metrics import unknown_metrics
 from bebop_kernels.rejection import verify_chain
 
-QUICK = {"prompts": 8, "losslessness_draws": 2000, "rollout_batch": 4, "batch_sizes": [1]}
+QUICK = {"prompts": 8, "losslessness_draws": 500, "rollout_batch": 4, "batch_sizes": [1]}
 QUICK |= {"bootstrap": 200, "cost_repeats": 1, "threads": 1}
 
 
@@ -145,6 +145,24 @@ def test_speculation_that_pays_only_in_the_tail_is_limited_to_it() -> None:
     )
     assert (verdict.verdict, verdict.gamma, verdict.max_batch) == ("target_only", 1, 4)
     assert "up to 4 active requests" in verdict.reason
+
+
+def test_a_large_gain_in_small_batches_beats_a_small_one_in_larger() -> None:
+    verdict = decide(
+        options(
+            {
+                ("rejection", 1, 1): 1.3,
+                ("rejection", 1, 4): 1.05,
+                ("rejection", 1, 32): 0.8,
+                ("rejection", 3, 1): 1.9,
+                ("rejection", 3, 4): 0.99,
+                ("rejection", 3, 32): 0.6,
+            }
+        ),
+        32,
+        margin=1.02,
+    )
+    assert (verdict.gamma, verdict.max_batch) == (3, 1)
 
 
 def test_speculation_that_never_pays_is_off() -> None:

@@ -22,7 +22,7 @@ class Config(StageConfig):
     top_p: float | None = Field(None, gt=0, le=1, description="null: as the dataset.")
     bootstrap: int = Field(1000, ge=100, description="Bootstrap samples of the intervals.")
     losslessness_draws: int = Field(
-        4000, ge=2000, description="Texts decoded with the small model, a sampler."
+        4000, ge=500, description="Texts decoded with the small model, a sampler."
     )
     rollout_batch: int = Field(32, ge=1, description="Active requests when a rollout starts.")
     batch_sizes: tuple[int, ...] = Field(
