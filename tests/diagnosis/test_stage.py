@@ -69,10 +69,10 @@ def test_fixed_seeds_give_the_same_acceptance(dataset: Path, model: Path, tmp_pa
 def test_a_wrong_verifier_fails_the_stage_and_leaves_nothing(
     dataset: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def without_residual(d, q, p, u):  # type: ignore[no-untyped-def]
+    def flat_draft(d, q, p, u, **options):  # type: ignore[no-untyped-def]
         return verify_chain(d, q * 0 + 1 / q.shape[-1], p, u)
 
-    monkeypatch.setattr(loop, "verify_chain", without_residual)
+    monkeypatch.setattr(loop, "verify_chain", flat_draft)
     with pytest.raises(LosslessnessError):
         diagnose(dataset, model, tmp_path)
     assert list(tmp_path.iterdir()) == []
