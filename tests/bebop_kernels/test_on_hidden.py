@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.bebop_kernels.cases import assert_as_close
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bebop_kernels import tv_loss as losses
+from bebop_kernels.tv_loss import linear
 
 NAMES = ("e2e_tv", "tv", "kl", "rkl", "ce", "hard_ce")
 
@@ -68,6 +70,17 @@ def test_low_precision_gradient_beats_rounded_logits() -> None:
     assert (ours - truth).norm() / truth.norm() < 5e-3
     assert (ours - truth).norm() < 0.5 * (eager - truth).norm()
     assert torch.cosine_similarity(ours.flatten(), truth.flatten(), dim=0) > 0.9999
+
+
+def test_low_precision_products_on_a_gpu_sum_in_fp32() -> None:
+    """Fake tensors run the checks of the CUDA operators without the device."""
+    low = {"device": "cuda", "dtype": torch.bfloat16}
+    with FakeTensorMode():
+        hidden, weight = torch.empty(6, 16, **low), torch.empty(40, 16, **low)
+        logits, total = torch.empty(6, 40, device="cuda"), torch.empty(40, 16, device="cuda")
+        linear.project(hidden, weight, logits)
+        assert linear.contract(logits, weight).dtype == torch.float32
+        linear.accumulate_weight_(total, logits, hidden, 0.5)
 
 
 def test_large_vocabulary() -> None:

@@ -150,9 +150,8 @@ class _Sweep:
             self.grad_hidden.view(-1, grad_NH.shape[1])[piece.pair_N] = grad_NH
         if self.grad_weight is not None:
             draft_NV.mul_(self._pair_weights(piece).unsqueeze(-1))
-            self.grad_weight[: len(self.weight_VH)].addmm_(
-                draft_NV.T, draft_NH.to(self.dtype), alpha=1 / self.options.temperature
-            )
+            total_VH = self.grad_weight[: len(self.weight_VH)]
+            accumulate_weight_(total_VH, draft_NV, draft_NH, 1 / self.options.temperature)
 
     def _values(self, piece: plan.Piece, draft_NV: Tensor, target_buffer: Tensor) -> Tensor:
         """The chunk's values [N] (alpha for the chain); `draft_NV` becomes their gradient."""
@@ -224,6 +223,15 @@ def contract(grad_NV: Tensor, weight_VH: Tensor) -> Tensor:
     for tile in _tiles(weight_VH):
         total_NH.addmm_(grad_NV[:, tile], weight_VH[tile].to(grad_NV.dtype))
     return total_NH
+
+
+def accumulate_weight_(total_VH: Tensor, grad_NV: Tensor, hidden_NH: Tensor, scale: float) -> None:
+    """`total += scale grad.T @ hidden`, summed in the total's dtype."""
+    if hidden_NH.is_cuda and hidden_NH.dtype != total_VH.dtype:
+        grad_VN = grad_NV.T.to(hidden_NH.dtype)
+        total_VH.add_(torch.mm(grad_VN, hidden_NH, out_dtype=total_VH.dtype), alpha=scale)
+    else:
+        total_VH.addmm_(grad_NV.T, hidden_NH.to(total_VH.dtype), alpha=scale)
 
 
 def _tiles(weight_VH: Tensor) -> list[slice]:

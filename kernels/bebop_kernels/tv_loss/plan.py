@@ -60,8 +60,8 @@ def default_chunk(device: torch.device, depths: int, rows: int, vocab: int) -> i
 
     CPU: 2^23 (32 MiB in fp32), few enough to stay in the last-level cache and enough to amortise
     reading the weight. Accelerators: 2^28 (1 GiB), so that the products run at full rate. Never
-    more than an eighth of the rows, so that memory stays a small part of eager's, unless they
-    are so few that the weight would be read for a handful of rows at a time.
+    more than a small part of the rows, as memory has to stay a small part of eager's, unless
+    they are so few that the weight would be read for a handful of rows at a time.
     """
-    budget = 2**23 if device.type == "cpu" else 2**28
-    return max(1, min(budget // (depths * vocab), max(16, -(-rows // 8))))
+    budget, parts = (2**23, 8) if device.type == "cpu" else (2**28, 16)
+    return max(1, min(budget // (depths * vocab), max(16, -(-rows // parts))))
