@@ -209,7 +209,7 @@ def response_loss(
 def make_optimizers(
     model: "LlamaForCausalLM", recipe: ScratchRecipe
 ) -> "list[tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]]":
-    """Muon for the layers' matrices, AdamW for the embedding and the norms, with their schedules."""
+    """Muon for the layers' matrices, AdamW for the rest, with their schedules."""
     import torch
 
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers" in n]
