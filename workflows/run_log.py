@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TextIO
 
 COLOR = re.compile(r"\x1b\[\d+m")
+# The runner's own listing of a task's outputs, and other libraries' bars.
+NOISE = re.compile(r"^\s+(\w+: \w+\( |uri='|metadata=\{|name=')|\d+%\|")
 # The runner indents what a stage prints.
 STAGE_LINE = "    "
 
@@ -57,12 +59,7 @@ class RunLog(io.TextIOBase):
             return f"▶ {match[1].replace('-', '_')}"
         if not line.startswith(STAGE_LINE) or "[KFP Executor" in line:
             return ""
-        return "" if _is_artifact_line(line) else line[len(STAGE_LINE) :].rstrip()
-
-
-def _is_artifact_line(line: str) -> bool:
-    """The runner's own listing of a task's outputs."""
-    return bool(re.match(r"\s+(\w+: \w+\( |uri='|metadata=\{|name=')", line))
+        return "" if NOISE.search(line) else line[len(STAGE_LINE) :].rstrip()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ PRINTED = """Running pipeline: bebop
     }
     train: 10/100, 5 s, 45 s left
     {"a stage may print": "JSON"}
+    Writing model shards: 100%|██████████| 1/1 [00:00<00:00, 402.25it/s]
     [KFP Executor 2026-12-01 02:40:31,346 INFO]: Wrote executor output file
 12:00:10.000 - INFO - Task 'mtp-sft' outputs:
     model: Model( name='model',
