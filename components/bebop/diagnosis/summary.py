@@ -132,7 +132,8 @@ def _length_rows(study: Study) -> list[list[str]]:
 
 def _alpha_figure(study: Study) -> "Figure":
     figure, axis = new_figure()
-    for offset, (mode, figures) in zip((-0.05, 0.05), study.analysis.figures.items(), strict=True):
+    marks = zip((-0.05, 0.05), ("C0", "C1"), study.analysis.figures.items(), strict=True)
+    for offset, color, (mode, figures) in marks:
         depth = np.arange(1, len(figures.alpha) + 1)
         mean = np.array([x.mean for x in figures.alpha])
         spread = [
@@ -140,9 +141,9 @@ def _alpha_figure(study: Study) -> "Figure":
             np.array([x.high for x in figures.alpha]) - mean,
         ]
         name = f"{NAMES['rejection' if mode == 'rejection' else 'target_only']}, teacher-forced"
-        axis.errorbar(depth + offset, mean, spread, fmt="o", capsize=3, label=name)
-    for mode, run in study.decoded.items():
-        axis.plot(depth, run.alphas(), "x", label=f"{NAMES[mode]}, decoded")
+        axis.errorbar(depth + offset, mean, spread, fmt="o", capsize=3, color=color, label=name)
+    for color, (sampler, run) in zip(("C0", "C1"), study.decoded.items(), strict=True):
+        axis.plot(depth, run.alphas(), "x", color=color, label=f"{NAMES[sampler]}, decoded")
     axis.set_xticks(depth)
     axis.set_xlabel("draft depth")
     axis.set_ylabel("acceptance")
