@@ -111,11 +111,3 @@ def test_a_filtered_target_gives_finite_losses(dataset: Path, tiny_backbone_dir:
     training = make(dataset, tiny_backbone_dir, top_k=3)
     for loss in ("kl", "e2e_tv"):
         assert all(bool(g.isfinite().all()) for g in gradients(training, loss))
-
-
-def test_masks_stop_at_the_end_of_the_response() -> None:
-    mask_BT = torch.tensor([[0, 0, 1, 1, 1, 0], [0, 1, 1, 0, 0, 0]])
-    valid_GBT = trained_depths(mask_BT, 2)
-    # Depth i of row t needs tokens t+2 .. t+i+1 in the response.
-    assert valid_GBT[0].tolist() == [[True, True, True, False, False, False], [True] + [False] * 5]
-    assert valid_GBT[1].tolist() == [[True, True, False, False, False, False], [False] * 6]
