@@ -35,8 +35,9 @@ def fleet_of(model: Path, workers: int = 1) -> RolloutFleet:
     return RolloutFleet(settings, workers, timeout=120)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def fleet(local_ray, model):
+    """One worker with the model folder's weights, for tests that publish none."""
     fleet = fleet_of(model)
     yield fleet
     fleet.close()
@@ -63,7 +64,8 @@ def test_a_worker_samples_what_an_engine_in_this_process_samples(fleet, model):
     assert {v for c in got for v in c.versions} == {0}
 
 
-def test_published_weights_are_used_and_their_version_is_on_every_token(fleet, model):
+def test_published_weights_are_used_and_their_version_is_on_every_token(local_ray, model):
+    fleet = fleet_of(model)
     before = fleet.generate(Job((0,), requests()))
     name = "model.layers.1.mlp.down_proj.weight"
     weight = dict(load_backbone(model).model.named_parameters())[name]
@@ -75,6 +77,7 @@ def test_published_weights_are_used_and_their_version_is_on_every_token(fleet, m
     assert [c.tokens for c in after] == [c.tokens for c in engine.generate(requests())]
     assert [c.tokens for c in after] != [c.tokens for c in before]
     assert {v for c in after for v in c.versions} == {3}
+    fleet.close()
 
 
 def test_jobs_are_spread_over_the_workers(local_ray, model):
@@ -89,15 +92,15 @@ def test_jobs_are_spread_over_the_workers(local_ray, model):
 
 
 def test_a_killed_worker_loses_its_jobs_once_each_and_is_replaced(fleet, model):
-    (pid,) = fleet.pids()
-    jobs = [Job((n,), requests(4, tokens=280, first=4 * n)) for n in range(2)]
+    (pid,), replaced = fleet.pids(), fleet.replaced
+    jobs = [Job((n,), requests(4, tokens=120, first=4 * n)) for n in range(2)]
     for job in jobs:
         fleet.submit(job)
     os.kill(pid, signal.SIGKILL)
     lost = [fleet.wait(), fleet.wait()]
     assert all(isinstance(result, Lost) for result in lost)
     assert sorted(result.job.sequences for result in lost) == [(0,), (1,)]
-    assert fleet.replaced == 1
+    assert fleet.replaced == replaced + 1
     again = fleet.generate(jobs[0])
     assert [c.tokens for c in again] == [
         c.tokens for c in local_engine(model).generate(jobs[0].requests)

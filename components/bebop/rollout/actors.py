@@ -274,6 +274,16 @@ def ray_session(address: str, cpus: int, object_store_bytes: int) -> Iterator[No
 def _local_ray(cpus: int, object_store_bytes: int) -> Iterator[None]:
     folder, before = _temp_dir(), descendants()
     try:
+        _start(cpus, object_store_bytes, folder)
+        with reaped(descendants() - before, folder):
+            yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(cpus: int, object_store_bytes: int, folder: Path) -> None:
+    try:
         ray.init(
             address="local",
             num_cpus=cpus,
@@ -283,11 +293,12 @@ def _local_ray(cpus: int, object_store_bytes: int) -> Iterator[None]:
             logging_level=logging.ERROR,
             _temp_dir=str(folder),
         )
-        with reaped(descendants() - before, folder):
-            yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    except (RuntimeError, ConnectionError, ValueError, RayError) as error:
+        raise StageError(
+            f"Ray cannot start: {_last_line(error)}",
+            where=f"{cpus} CPUs, object store of {object_store_bytes // 2**20} MiB, {folder}",
+            fix="Free memory, shared memory (/dev/shm) and disk, or set ray_address",
+        ) from error
 
 
 def _connect(address: str) -> None:
