@@ -4,7 +4,8 @@ import pytest
 import torch
 from tests.grpo.conftest import write_diagnosis
 
-from bebop.grpo.curves import alarms
+from bebop.grpo.curves import alarms, outside
+from bebop.grpo.setup import read_entropy_range
 from bebop.grpo.speculation import choose_speculation
 from bebop.grpo.steplog import decoded_metrics, length_metrics, run_metrics, update_metrics
 from bebop.grpo.trainer import Update
@@ -85,3 +86,11 @@ def test_flat_rewards_are_named_in_the_report():
 def test_speculation_is_as_configured_or_as_recommended(tmp_path, choice, gamma, expected):
     diagnosis = write_diagnosis(tmp_path, "target_only", 2)
     assert choose_speculation(choice, gamma, diagnosis) == expected
+
+
+def test_entropy_outside_the_training_texts_range_is_noted():
+    history = [{"entropy/target": value} for value in (1.0, 0.4, 2.1)]
+    (note,) = outside(history, read_entropy_range({"entropy": {"p05": 0.5, "p95": 2.0}}))
+    assert "steps [2, 3]" in note
+    assert outside(history, (0.0, 3.0)) == []
+    assert outside(history, read_entropy_range({"entropy": None})) == []

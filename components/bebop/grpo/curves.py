@@ -38,7 +38,7 @@ def write_report(training: Training, metrics: Mapping[str, float], path: Path) -
     report.verdict(verdict(metrics, len(history)))
     for alarm in alarms(history):
         report.verdict(alarm)
-    for note in training.notes:
+    for note in (*training.notes, *outside(history, training.entropy_range)):
         report.paragraph(note)
     report.paragraph(_speculation(training))
     report.paragraph(
@@ -76,6 +76,20 @@ def alarms(history: History) -> list[str]:
         elif flat:
             messages.append(f"Alarm: every reward is {value:g} in steps {flat}.")
     return messages
+
+
+def outside(history: History, entropy_range: tuple[float, float] | None) -> list[str]:
+    """A note on the steps whose entropy the head did not meet in its training."""
+    if entropy_range is None:
+        return []
+    low, high = entropy_range
+    steps = [n for n, row in _steps(history) if not low <= row["entropy/target"] <= high]
+    if not steps:
+        return []
+    return [
+        f"Target entropy left the range of the head's training text ({low:.2f} to {high:.2f} nats, "
+        f"5 % and 95 % points) in steps {steps}; acceptance there is extrapolation."
+    ]
 
 
 def _speculation(training: Training) -> str:

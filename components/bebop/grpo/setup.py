@@ -47,6 +47,7 @@ class Training:
 
     Attributes:
         head_hash: hash of the head's tensors as they were read.
+        entropy_range: 5 % and 95 % points of the dataset's responses (nats), where recorded.
         notes: what the user should know about the inputs.
     """
 
@@ -55,6 +56,7 @@ class Training:
     head_hash: str
     speculation: Speculation
     loop: Loop
+    entropy_range: tuple[float, float] | None
     notes: list[str]
 
 
@@ -111,6 +113,7 @@ def training_session(
                 head_hash=hash_tensors(head_tensors(head)),
                 speculation=speculation,
                 loop=loop,
+                entropy_range=read_entropy_range(manifest),
                 notes=input_notes(manifest, meta, sampling),
             )
         finally:
@@ -157,6 +160,14 @@ def read_sampling(
             fix="Set data_prep's temperature above 0",
         )
     return sampling
+
+
+def read_entropy_range(manifest: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The range of target entropy that the head was trained in; None when nobody sampled it."""
+    entropy = manifest.get("entropy") or {}
+    if "p05" not in entropy or "p95" not in entropy:
+        return None
+    return float(entropy["p05"]), float(entropy["p95"])
 
 
 def _read_prompts(dataset: Path, vocabulary: int) -> tuple[list[Prompt], list[Prompt]]:
