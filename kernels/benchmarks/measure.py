@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import quantiles
 
@@ -15,18 +15,18 @@ import psutil
 import torch
 
 
-def seconds(run: Callable[[], object], device: str) -> float:
-    """Wall time of one call, the device's queue included."""
+def seconds(run: Callable[[], object], device: str) -> tuple[float, float]:
+    """(wall, processor) seconds of one call, the device's queue included."""
     if device == "cuda":
         torch.cuda.synchronize()
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.process_time()
     run()
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - start_cpu
 
 
-def spread(times: list[float]) -> dict[str, float]:
+def spread(times: Sequence[float]) -> dict[str, float]:
     cuts = quantiles(times, n=10, method="inclusive")
     return {"median": cuts[4], "p20": cuts[1], "p80": cuts[7]}
 

@@ -16,6 +16,7 @@ import json
 import os
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 from measure import hardware, peak_bytes, seconds, spread
@@ -59,9 +60,13 @@ def measure(given: Given, device: str, repeats: int) -> dict[str, dict[str, floa
         run()
     memory = {name: peak_bytes(run, device) for name, run in methods.items()}
     rounds = [{n: seconds(run, device) for n, run in methods.items()} for _ in range(repeats)]
-    rows = {n: spread([one[n] for one in rounds]) | {"memory": memory[n]} for n in methods}
+    rows = {}
+    for name in methods:
+        wall, cpu = zip(*(one[name] for one in rounds), strict=True)
+        rows[name] = spread(wall) | {"cpu": median(cpu), "memory": memory[name]}
     for row in rows.values():
         row["time_ratio"] = row["median"] / rows["dense torch"]["median"]
+        row["cpu_ratio"] = row["cpu"] / rows["dense torch"]["cpu"]
     return rows
 
 
@@ -85,12 +90,13 @@ def main() -> None:
             title = f"B {arguments.batch}, γ {depths}, V {vocab:,}"
             everything[title] = rows
             print(f"\n{title}; load average {os.getloadavg()[0]:.1f}\n")
-            print("| method | median ms | p20 | p80 | × dense | memory MiB |")
-            print("|---|---|---|---|---|---|")
+            print("| method | median ms | p20 | p80 | × dense | CPU ms | × dense | memory MiB |")
+            print("|---|---|---|---|---|---|---|---|")
             for name, row in rows.items():
                 times = " | ".join(f"{1000 * row[key]:.1f}" for key in ("median", "p20", "p80"))
-                tail = f"{row['time_ratio']:.3f} | {row['memory'] / 2**20:.1f}"
-                print(f"| {name} | {times} | {tail} |", flush=True)
+                cpu = f"{1000 * row['cpu']:.1f} | {row['cpu_ratio']:.3f}"
+                memory = f"{row['memory'] / 2**20:.1f}"
+                print(f"| {name} | {times} | {row['time_ratio']:.3f} | {cpu} | {memory} |")
     if arguments.json:
         arguments.json.write_text(json.dumps(everything, indent=1))
 

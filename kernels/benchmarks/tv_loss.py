@@ -5,7 +5,8 @@
         [--methods NAME ...]
 
 Times are taken in one process, one method after the other and round after round, so that a busy
-machine disturbs all of them alike. Memory above the inputs is taken in a fresh process a method:
+machine disturbs all of them alike; the processor time the process got stands beside the wall
+time, for the same reason. Memory above the inputs is taken in a fresh process a method:
 the resident high-water mark on a CPU, the allocator's peak on a GPU. A method that would not fit
 the memory budget, or whose package or device is absent, is reported so and left out.
 
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 import torch
 from measure import hardware, peak_bytes, seconds, spread
@@ -104,8 +106,8 @@ def compiled(inputs: Inputs) -> None:
 def products(inputs: Inputs) -> None:
     """The three matrix products alone, in the chunks of the linear form."""
     rows = inputs.draft_GTH.shape[1]
-    device, vocab = inputs.weight_VH.device, len(inputs.weight_VH)
-    chunk = plan.default_chunk(device, DEPTHS, rows, vocab)
+    device, (vocab, hidden) = inputs.weight_VH.device, inputs.weight_VH.shape
+    chunk = plan.default_chunk(device, DEPTHS, rows, vocab, hidden)
     buffer = torch.empty(DEPTHS * chunk, vocab, device=device)
     with torch.no_grad():
         for first in range(0, rows, chunk):
@@ -162,12 +164,14 @@ def why_not(name: str, case: Case, budget_gib: float) -> str | None:
     return f"left out: about {need:.0f} GiB" if need > budget_gib else None
 
 
-def run_once(name: str, case: Case, inputs: Inputs) -> float:
+def run_once(name: str, case: Case, inputs: Inputs) -> tuple[float, float]:
     inputs.draft_GTH.grad = None
     return seconds(lambda: METHODS[name](inputs), case.device)
 
 
-def measure_times(names: list[str], case: Case, repeats: int) -> dict[str, list[float]]:
+def measure_times(
+    names: list[str], case: Case, repeats: int
+) -> dict[str, list[tuple[float, float]]]:
     torch.set_num_threads(case.threads)
     inputs = make_inputs(case)
     for name in names:
@@ -201,29 +205,31 @@ def measure(case: Case, methods: list[str], repeats: int, budget_gib: float) -> 
     for name, reason in reasons.items():
         row: dict = {"case": str(case), "method": name, "absent": reason}
         if reason is None:
-            row |= spread(times[name]) | {"memory": memory[name]}
+            wall, cpu = zip(*times[name], strict=True)
+            row |= spread(wall) | {"cpu": median(cpu), "memory": memory[name]}
         rows.append(row)
     base = next((row for row in rows if row["method"] == "eager torch"), None)
     for row in rows:
         if base and row["absent"] is None and base["absent"] is None:
-            row["time_ratio"] = row["median"] / base["median"]
-            row["memory_ratio"] = row["memory"] / base["memory"]
+            for key in ("median", "cpu", "memory"):
+                row[f"{key}_ratio"] = row[key] / base[key]
     return rows
 
 
 def print_table(case: Case, rows: list[dict]) -> None:
     print(f"\n{case}; load average {os.getloadavg()[0]:.1f}\n")
-    print("| method | median s | p20 | p80 | × eager | memory MiB | × eager |")
-    print("|---|---|---|---|---|---|---|")
+    print("| method | median s | p20 | p80 | × eager | CPU s | × eager | memory MiB | × eager |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         if row["absent"] is not None:
-            print(f"| {row['method']} | {row['absent']} | | | | | |")
+            print(f"| {row['method']} | {row['absent']} | | | | | | | |")
             continue
-        ratios = [f"{row[key]:.3f}" if key in row else "" for key in ("time_ratio", "memory_ratio")]
         times = " | ".join(f"{row[key]:.4g}" for key in ("median", "p20", "p80"))
+        keys = ("median_ratio", "cpu_ratio", "memory_ratio")
+        wall, cpu, memory = (f"{row[key]:.3f}" if key in row else "" for key in keys)
         print(
-            f"| {row['method']} | {times} | {ratios[0]} | {row['memory'] / 2**20:.1f} "
-            f"| {ratios[1]} |",
+            f"| {row['method']} | {times} | {wall} | {row['cpu']:.4g} | {cpu} "
+            f"| {row['memory'] / 2**20:.1f} | {memory} |",
             flush=True,
         )
 

@@ -126,7 +126,7 @@ class _Sweep:
             self.grad_weight = self.value_GT.new_zeros(self.padded_vocab, hidden)
         vocab = len(self.weight_VH)
         chunk = self.options.chunk or plan.default_chunk(
-            self.hidden_GTH.device, depths, rows, vocab
+            self.hidden_GTH.device, depths, rows, vocab, hidden
         )
         chunk = min(chunk, rows) or 1
         halo = self.target_hidden is not None and self.target_hidden.dim() == 2
