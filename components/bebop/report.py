@@ -27,7 +27,8 @@ body{font:15px/1.5 system-ui,sans-serif;color:#1c2330;max-width:60rem;margin:2re
  padding:0 1rem}
 h1{font-size:1.5rem;margin-bottom:.2rem} h2{font-size:1.15rem;margin-top:2rem}
 .verdict{background:#eef4ff;border-left:4px solid #2f6fde;padding:.8rem 1rem;margin:1rem 0}
-table{display:block;overflow-x:auto;border-collapse:collapse;margin:.8rem 0;font-variant-numeric:tabular-nums}
+table{display:block;overflow-x:auto;border-collapse:collapse;margin:.8rem 0;
+ font-variant-numeric:tabular-nums}
 th,td{border-bottom:1px solid #dde2ea;padding:.25rem .8rem;text-align:right}
 th:first-child,td:first-child{text-align:left} th{background:#f6f7f9}
 caption,figcaption{caption-side:bottom;color:#5a6475;font-size:.85rem;text-align:left}

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bebop.dataset import read_prompts
 from bebop.decoding import loop
 from bebop.diagnosis.losslessness import (
     FAILURE,
@@ -18,7 +19,7 @@ from bebop.diagnosis.losslessness import (
     text_probabilities,
     transform_test,
 )
-from bebop.diagnosis.sampling import decode, read_prompts
+from bebop.diagnosis.sampling import decode
 from bebop.errors import LosslessnessError
 from bebop.models.checkpoint import load_model
 from bebop.rollout.engine import Mode, SamplingParams, Speculation
@@ -111,7 +112,7 @@ def test_the_transform_passes_the_real_model_and_finds_a_wrong_temperature(
     mode: Mode, model: Path, dataset: Path
 ) -> None:
     backbone, head, _ = load_model(model)
-    prompts = read_prompts(dataset / "prompts" / "eval.parquet", 16, 64)
+    prompts = read_prompts(dataset, "eval", 64, 16)
     sampling = SamplingParams(temperature=0.7, top_k=40, max_tokens=24)
     run = decode(
         backbone,

@@ -1,6 +1,5 @@
 """Timing: interleaved, only emitted tokens, counters that add up. Real engines, tiny model."""
 
-import json
 import math
 
 import pytest
@@ -19,8 +18,7 @@ BATCH, REPEATS, TOKENS = 2, 4, 6
 @pytest.fixture(scope="module")
 def workload(tiny_dataset):
     config = Config(requests=4, max_tokens=TOKENS, ignore_stop=True)
-    record = json.loads((tiny_dataset / "manifest.json").read_text())
-    return make_workload(config, record, tiny_dataset, 64)
+    return make_workload(config, tiny_dataset, 64)
 
 
 @pytest.fixture(scope="module")

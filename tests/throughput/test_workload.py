@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from tests.small_dataset import manifest, write_prompts
+from tests.small_dataset import manifest
 
-from bebop.errors import ArtifactError, InputError
 from bebop.throughput.stage import Config
-from bebop.throughput.workload import WARM_UP, make_workload, read_prompts, sampling_params
+from bebop.throughput.workload import WARM_UP, make_workload, workload_sampling
 
 VOCABULARY = 64
 
@@ -15,8 +14,7 @@ VOCABULARY = 64
 @pytest.fixture
 def workload(tiny_dataset):
     config = Config(prompts=5, requests=3, max_tokens=7, seed=2)
-    record = json.loads((tiny_dataset / "manifest.json").read_text())
-    return make_workload(config, record, tiny_dataset, VOCABULARY)
+    return make_workload(config, tiny_dataset, VOCABULARY)
 
 
 @pytest.mark.parametrize(("batch", "count"), [(1, 3), (2, 4), (3, 3), (8, 8)])
@@ -35,7 +33,7 @@ def test_no_two_requests_share_their_random_numbers(workload):
 
 
 def test_stage_seed_changes_every_request(workload, tiny_dataset):
-    other = make_workload(Config(seed=3), manifest(), tiny_dataset, VOCABULARY)
+    other = make_workload(Config(seed=3), tiny_dataset, VOCABULARY)
     own = {r.seed for r in workload.requests(8, 0)}
     assert own.isdisjoint(r.seed for r in other.requests(8, 0))
 
@@ -58,36 +56,12 @@ def test_longest_request_fits_the_engine(workload):
     assert workload.max_length == longest
 
 
-def test_sampling_is_the_dataset_s_unless_the_config_says_otherwise():
+def test_sampling_is_the_dataset_s_unless_the_config_says_otherwise(tmp_path):
     record = manifest(temperature=0.7, top_p=0.9, top_k=5)
-    own = sampling_params(Config(), record)
+    (tmp_path / "manifest.json").write_text(json.dumps(record))
+    own = workload_sampling(Config(), tmp_path)
     assert (own.temperature, own.top_p, own.top_k) == (0.7, 0.9, 5)
     assert own.stop_token_ids == (2,)
-    changed = sampling_params(Config(temperature=0.0, top_k=0, ignore_stop=True), record)
+    changed = workload_sampling(Config(temperature=0.0, top_k=0, ignore_stop=True), tmp_path)
     assert (changed.temperature, changed.top_p, changed.top_k) == (0.0, 0.9, 0)
     assert changed.stop_token_ids == ()
-
-
-def test_missing_prompts_are_named(tmp_path):
-    with pytest.raises(ArtifactError, match=r"eval\.parquet"):
-        read_prompts(tmp_path / "eval.parquet", 3, VOCABULARY)
-
-
-def test_file_that_is_no_parquet_is_refused(tmp_path):
-    (tmp_path / "eval.parquet").write_text("not parquet")
-    with pytest.raises(ArtifactError, match="not a prompts file"):
-        read_prompts(tmp_path / "eval.parquet", 3, VOCABULARY)
-
-
-def test_empty_dataset_is_refused(tmp_path):
-    write_prompts(tmp_path / "eval.parquet", [])
-    with pytest.raises(InputError, match="there is no prompt"):
-        read_prompts(tmp_path / "eval.parquet", 3, VOCABULARY)
-
-
-@pytest.mark.parametrize("prompt", [[], [3, 64], [-1]])
-def test_prompt_of_another_model_is_refused(tmp_path, prompt):
-    write_prompts(tmp_path / "eval.parquet", [[1, 2], prompt])
-    with pytest.raises(ArtifactError, match="prompt 1 is empty or has a token outside"):
-        read_prompts(tmp_path / "eval.parquet", 3, VOCABULARY)
-    assert read_prompts(tmp_path / "eval.parquet", 1, VOCABULARY) == ((1, 2),)

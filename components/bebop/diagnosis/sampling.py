@@ -3,14 +3,12 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bebop.dataset import Prompt
 from bebop.decoding.teacher_forced import Text
-from bebop.errors import ArtifactError, InputError
 from bebop.models.backbone import Backbone
 from bebop.models.mtp_head import MTPHead
 from bebop.rollout.engine import Completion, Mode, Request, SamplingParams, Speculation
@@ -18,14 +16,6 @@ from bebop.rollout.torch_engine import TorchEngine
 
 # Request seeds of the two samplers lie far apart, so that no draw is shared between them.
 SEED_STRIDE = 1_000_003
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt and the name that its samples are grouped by."""
-
-    id: str
-    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -62,53 +52,6 @@ class Decoded:
         """Conditional acceptance a depth; NaN where nothing was put to the test."""
         proposed, accepted = self.proposed_NG.sum(axis=0), self.accepted_NG.sum(axis=0)
         return [a / p if p else float("nan") for a, p in zip(accepted, proposed, strict=True)]
-
-
-def read_prompts(file: Path, count: int, vocab_size: int) -> list[Prompt]:
-    """The first `count` prompts of a `prompts/*.parquet` file.
-
-    Raises:
-        ArtifactError: the file is missing, not such a parquet, or of another vocabulary.
-        InputError: it holds no prompt.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    if not file.is_file():
-        raise ArtifactError("the dataset has no such file", where=str(file), fix="Rerun data_prep")
-    try:
-        table = pyarrow.parquet.read_table(file, columns=["prompt_id", "tokens"])
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowKeyError) as error:
-        raise ArtifactError(
-            f"not a parquet file with prompt_id and tokens: {error}",
-            where=str(file),
-            fix="Rerun data_prep",
-        ) from error
-    rows = table.slice(0, count).to_pylist()
-    prompts = [Prompt(str(row["prompt_id"]), tuple(row["tokens"])) for row in rows]
-    if not prompts:
-        raise InputError("there is no prompt", where=str(file), fix="Prepare a larger dataset")
-    for prompt in prompts:
-        if not prompt.tokens or not 0 <= min(prompt.tokens) <= max(prompt.tokens) < vocab_size:
-            raise ArtifactError(
-                f"prompt {prompt.id} is empty or has a token outside the {vocab_size} of the model",
-                where=str(file),
-                fix="Prepare the dataset with this model's tokenizer",
-            )
-    return prompts
-
-
-def sampling_params(manifest: dict[str, Any], **changes: float | None) -> SamplingParams:
-    """The rollouts' sampling from the dataset's manifest, with changes that are not None."""
-    recorded = {**manifest.get("sampling", {})}
-    recorded.update({name: value for name, value in changes.items() if value is not None})
-    return SamplingParams(
-        temperature=float(recorded.get("temperature", 1.0)),
-        top_k=int(recorded.get("top_k") or 0),
-        top_p=float(recorded.get("top_p", 1.0)),
-        max_tokens=int(recorded.get("max_tokens", 64)),
-        stop_token_ids=tuple(manifest.get("stop_token_ids", ())),
-    )
 
 
 def decode(

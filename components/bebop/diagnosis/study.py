@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bebop.dataset import read_prompts, read_sampling
 from bebop.decoding.teacher_forced import Positions, measure_positions
 from bebop.diagnosis.analysis import Analysis, analyse
 from bebop.diagnosis.losslessness import (
@@ -15,7 +16,7 @@ from bebop.diagnosis.losslessness import (
     transform_test,
 )
 from bebop.diagnosis.prices import Prices, measure_prices
-from bebop.diagnosis.sampling import Decoded, decode, read_prompts, sampling_params
+from bebop.diagnosis.sampling import Decoded, decode
 from bebop.diagnosis.verdict import NAMES, Option, Sampler, Verdict, decide
 from bebop.models.backbone import Backbone
 from bebop.models.checkpoint import HeadMeta, load_model
@@ -68,17 +69,15 @@ def study(config: "Config", dataset: Path, model: Path) -> Study:
     if config.threads:
         torch.set_num_threads(config.threads)
     manifest = read_manifest(dataset, "manifest.json")
-    sampling = sampling_params(
-        manifest,
+    sampling = read_sampling(
+        dataset,
         temperature=config.temperature,
         top_k=config.top_k,
         top_p=config.top_p,
         max_tokens=config.max_tokens,
     )
     backbone, head, meta = load_model(model)
-    prompts = read_prompts(
-        dataset / "prompts" / "eval.parquet", config.prompts, backbone.token_count
-    )
+    prompts = read_prompts(dataset, "eval", backbone.token_count, config.prompts)
     with Progress("diagnosis", 6) as progress:
         tests = [
             enumeration_test(mode, config.gamma, sampling, config.losslessness_draws, config.seed)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from bebop.dataset import read_rows
 from bebop.decoding.teacher_forced import Text, pad, trained_depths
 from bebop.errors import ArtifactError, InputError
 
@@ -25,8 +26,8 @@ def read_texts(file: Path, vocab_size: int, max_tokens: int) -> list[Text]:
         InputError: no document, or none whose mask leaves a row to train.
     """
     texts = [
-        Text(tuple(tokens[:max_tokens]), tuple(mask[:max_tokens]))
-        for tokens, mask in _read_columns(file)
+        Text(tuple(row["tokens"][:max_tokens]), tuple(row["mask"][:max_tokens]))
+        for row in read_rows(file, COLUMNS)
     ]
     for number, text in enumerate(texts):
         _check(text, file, number, vocab_size)
@@ -38,24 +39,6 @@ def read_texts(file: Path, vocab_size: int, max_tokens: int) -> list[Text]:
             fix="Look into rejects.jsonl of the dataset; sample more or longer responses",
         )
     return kept
-
-
-def _read_columns(file: Path) -> list[tuple[list[int], list[int]]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    if not file.is_file():
-        raise ArtifactError("the dataset has no such file", where=str(file), fix="Rerun data_prep")
-    try:
-        table = pyarrow.parquet.read_table(file, columns=list(COLUMNS))
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowKeyError) as error:
-        raise ArtifactError(
-            f"not a parquet file with the columns {', '.join(COLUMNS)}: {error}",
-            where=str(file),
-            fix="Rerun data_prep",
-        ) from error
-    tokens, masks = (table.column(name).to_pylist() for name in COLUMNS)
-    return list(zip(tokens, masks, strict=True))
 
 
 def _check(text: Text, file: Path, number: int, vocab_size: int) -> None:

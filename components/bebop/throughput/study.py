@@ -14,7 +14,6 @@ from bebop.models.backbone import Backbone
 from bebop.models.checkpoint import HeadMeta, load_model
 from bebop.models.mtp_head import MTPHead
 from bebop.progress import Progress
-from bebop.provenance import read_manifest
 from bebop.rollout.engine import Engine, Mode, Speculation
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.throughput.bench import PLAIN, MakeEngine, Sample, Setting, measure_batch
@@ -57,9 +56,8 @@ def study(config: "Config", dataset: Path, policy: Path, diagnosis: Path) -> Stu
     if config.threads:
         torch.set_num_threads(config.threads)
     advice = read_advice(diagnosis)
-    manifest = read_manifest(dataset, "manifest.json")
     backbone, head, meta = load_model(policy)
-    workload = make_workload(config, manifest, dataset, backbone.token_count)
+    workload = make_workload(config, dataset, backbone.token_count)
     settings = list_settings(config.modes, config.gammas, advice)
     make_engine = torch_engines(backbone, head, workload.max_length)
     cells: list[Cell] = []

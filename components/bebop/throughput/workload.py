@@ -1,11 +1,10 @@
 """What is decoded: the same requests for every setting, a fresh set of seeds in each repeat."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bebop.errors import ArtifactError, InputError
+from bebop.dataset import read_prompts, read_sampling
 from bebop.rollout.engine import Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -59,75 +58,35 @@ class Workload:
         ]
 
 
-def make_workload(
-    config: "Config", manifest: dict[str, Any], dataset: Path, vocabulary: int
-) -> Workload:
+def make_workload(config: "Config", dataset: Path, vocabulary: int) -> Workload:
     """The workload that a config asks for.
 
     Args:
         config: the stage's config.
-        manifest: the dataset's manifest: sampling and stop tokens of the rollouts.
-        dataset: artifact of `data_prep`.
+        dataset: artifact of `data_prep`: prompts, and how rollouts sample.
         vocabulary: tokens that the policy knows.
 
     Raises:
-        ArtifactError: no readable prompts, or another vocabulary.
-        InputError: there is no prompt.
+        ArtifactError: a damaged dataset.
+        InputError: there is no prompt, or one of another model.
     """
-    prompts = read_prompts(dataset / "prompts" / "eval.parquet", config.prompts, vocabulary)
+    prompts = read_prompts(dataset, "eval", vocabulary, config.prompts)
     return Workload(
-        prompts,
-        sampling_params(config, manifest),
+        tuple(prompt.tokens for prompt in prompts),
+        workload_sampling(config, dataset),
         config.requests,
         config.warm_up_tokens,
         config.seed,
     )
 
 
-def sampling_params(config: "Config", manifest: dict[str, Any]) -> SamplingParams:
+def workload_sampling(config: "Config", dataset: Path) -> SamplingParams:
     """The rollouts' sampling, with what the config sets itself."""
-    recorded = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, **manifest.get("sampling", {})}
-    own = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
-    recorded |= {name: value for name, value in own.items() if value is not None}
-    return SamplingParams(
-        temperature=float(recorded["temperature"]),
-        top_k=int(recorded["top_k"]),
-        top_p=float(recorded["top_p"]),
+    return read_sampling(
+        dataset,
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
         max_tokens=config.max_tokens,
-        stop_token_ids=() if config.ignore_stop else tuple(manifest.get("stop_token_ids", ())),
+        stop_token_ids=() if config.ignore_stop else None,
     )
-
-
-def read_prompts(file: Path, count: int, vocabulary: int) -> tuple[tuple[int, ...], ...]:
-    """Tokens of the first `count` prompts of a `prompts/*.parquet` file.
-
-    Raises:
-        ArtifactError: the file is missing, is no such parquet, or was made for another model.
-        InputError: it holds no prompt.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    if not file.is_file():
-        raise ArtifactError("the dataset has no such file", where=str(file), fix="Rerun data_prep")
-    try:
-        table = pyarrow.parquet.read_table(file, columns=["tokens"])
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowKeyError) as error:
-        raise ArtifactError(
-            f"not a prompts file: {error}", where=str(file), fix="Rerun data_prep"
-        ) from error
-    prompts = tuple(tuple(row["tokens"]) for row in table.slice(0, count).to_pylist())
-    if not prompts:
-        raise InputError("there is no prompt", where=str(file), fix="Prepare a larger dataset")
-    _check_tokens(prompts, vocabulary, file)
-    return prompts
-
-
-def _check_tokens(prompts: Sequence[tuple[int, ...]], vocabulary: int, file: Path) -> None:
-    for row, prompt in enumerate(prompts):
-        if not prompt or min(prompt) < 0 or max(prompt) >= vocabulary:
-            raise ArtifactError(
-                f"prompt {row} is empty or has a token outside 0..{vocabulary - 1}",
-                where=str(file),
-                fix="The dataset was made for another model: rerun data_prep with this one",
-            )
