@@ -280,3 +280,9 @@ def test_json_ends_with_a_line_end_and_is_readable(tmp_path):
     text = (tmp_path / "a.json").read_text()
     assert text.endswith("}\n")
     assert json.loads(text) == {"b": [1, 2.5, "α"]}
+
+
+def test_artifacts_are_readable_by_the_next_stage_s_user(tmp_path):
+    with atomic_dir(tmp_path / "model") as temporary:
+        (temporary / "secret.bin").touch(mode=0o600)
+    assert (tmp_path / "model" / "secret.bin").stat().st_mode & 0o777 == 0o644

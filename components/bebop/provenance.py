@@ -112,8 +112,13 @@ def _sync(path: Path) -> None:
 
 
 def _sync_tree(folder: Path) -> None:
+    """Make every file durable, and readable by the user of the next stage's pod.
+
+    safetensors and temporary files come with mode 0600.
+    """
     for file in folder.rglob("*"):
         if not file.is_symlink():
+            file.chmod(file.stat().st_mode | 0o444)
             _sync(file)
     _sync(folder)
 

@@ -49,8 +49,7 @@ def write_prompts(file: Path, tokenizer_dir: Path, seed: int) -> None:
 
 def write_diagnosis(folder: Path, mode: str = "rejection", gamma: int = 2) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    advice = {"mode": mode, "gamma": gamma, "max_batch": 0}
-    record = {"version": 1, "recommendation": advice}
+    record = {"version": 1, "verdict": mode, "gamma": gamma, "max_batch": 0}
     (folder / "diagnosis.json").write_text(json.dumps(record))
     return folder
 

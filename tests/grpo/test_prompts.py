@@ -6,8 +6,9 @@ from collections import Counter
 import pytest
 from tests.grpo.conftest import PROMPTS
 
-from bebop.errors import ArtifactError, InputError, StageError
-from bebop.grpo.prompts import PromptStream, derived_seed, read_prompts
+from bebop.dataset import read_prompts
+from bebop.errors import StageError
+from bebop.grpo.prompts import PromptStream, derived_seed
 from bebop.grpo.scoring import Scorer
 from bebop.models.backbone import load_backbone
 from bebop.rollout.engine import Completion, SamplingParams
@@ -15,7 +16,7 @@ from bebop.rollout.engine import Completion, SamplingParams
 
 @pytest.fixture
 def prompts(inputs):
-    return read_prompts(inputs["dataset"] / "prompts" / "train.parquet", 64)
+    return read_prompts(inputs["dataset"], "train", 64)
 
 
 def stream(prompts, seed=0):
@@ -44,28 +45,6 @@ def test_ids_and_seeds_are_unique_in_a_run(prompts):
 def test_samples_of_a_group_share_the_prompt(prompts):
     requests = stream(prompts).requests(0)
     assert Counter(r.prompt for r in requests) == {stream(prompts).prompt(0).tokens: 4}
-
-
-def test_prompts_of_another_vocabulary_are_refused(inputs):
-    with pytest.raises(InputError, match=r"outside 0\.\.5"):
-        read_prompts(inputs["dataset"] / "prompts" / "train.parquet", 6)
-
-
-def test_a_missing_or_damaged_file_is_refused(tmp_path):
-    with pytest.raises(ArtifactError, match="no such file"):
-        read_prompts(tmp_path / "train.parquet", 64)
-    (tmp_path / "train.parquet").write_text("not parquet")
-    with pytest.raises(ArtifactError, match="not a prompts file"):
-        read_prompts(tmp_path / "train.parquet", 64)
-
-
-def test_no_prompt_at_all_is_refused(inputs, tmp_path):
-    import pyarrow.parquet
-
-    table = pyarrow.parquet.read_table(inputs["dataset"] / "prompts" / "train.parquet")
-    pyarrow.parquet.write_table(table.slice(0, 0), tmp_path / "train.parquet")
-    with pytest.raises(InputError, match="there is no prompt"):
-        read_prompts(tmp_path / "train.parquet", 64)
 
 
 def test_rewards_come_from_the_tasks_verifier(prompts, inputs):

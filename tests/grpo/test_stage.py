@@ -240,7 +240,7 @@ def test_greedy_sampling_is_refused(inputs, tmp_path):
 def test_a_diagnosis_without_a_recommendation_is_refused(inputs, tmp_path):
     diagnosis = write_diagnosis(tmp_path / "diagnosis")
     (diagnosis / "diagnosis.json").write_text('{"version": 1}')
-    with pytest.raises(ArtifactError, match=r"no recommendation\.gamma"):
+    with pytest.raises(ArtifactError, match="no recommendation"):
         run_stage({**inputs, "diagnosis": diagnosis}, tmp_path)
 
 

@@ -6,7 +6,7 @@ from bebop.errors import ArtifactError
 from bebop.throughput.bench import PLAIN, Sample, Setting
 from bebop.throughput.cells import Cell, make_cells
 from bebop.throughput.statistics import Spread
-from bebop.throughput.verdict import Advice, choice_record, decide, read_advice
+from bebop.throughput.verdict import Advice, choice_record, decide
 
 ONE, THREE = Setting("rejection", 1), Setting("target_only", 3)
 NO_ADVICE = Advice(PLAIN, 0)
@@ -102,7 +102,7 @@ def test_record_of_a_choice_keeps_the_fastest_although_plain_is_used():
     ],
 )
 def test_advice_is_read_from_the_diagnosis(write_advice, changes, setting):
-    advice = read_advice(write_advice(**changes))
+    advice = Advice.of(write_advice(**changes))
     assert advice.setting == (setting or Setting("target_only", 2))
     assert advice.at(1) == advice.setting
     assert advice.at(2) == PLAIN
@@ -113,4 +113,4 @@ def test_advice_is_read_from_the_diagnosis(write_advice, changes, setting):
 )
 def test_diagnosis_without_a_recommendation_is_refused(write_advice, changes):
     with pytest.raises(ArtifactError, match=r"diagnosis\.json"):
-        read_advice(write_advice(**changes))
+        Advice.of(write_advice(**changes))

@@ -38,11 +38,6 @@ def diagnosis_record(study: Study) -> dict[str, Any]:
         "reason": verdict.reason,
         "gamma": verdict.gamma,
         "max_batch": verdict.max_batch,
-        "recommendation": {
-            "mode": verdict.verdict,
-            "gamma": verdict.gamma,
-            "max_batch": verdict.max_batch,
-        },
         "alpha_rs": _depths(figures["rejection"].alpha),
         "alpha_to": _depths(figures["target_only"].alpha),
         "cumulative_rs": _depths(figures["rejection"].cumulative),

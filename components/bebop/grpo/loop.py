@@ -9,9 +9,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bebop.dataset import Prompt
 from bebop.decoding.teacher_forced import Positions, Text, measure_positions
 from bebop.grpo.checkpoint import Checkpoints, Progress
-from bebop.grpo.prompts import Prompt, PromptStream, derived_seed
+from bebop.grpo.prompts import PromptStream, derived_seed
 from bebop.grpo.scoring import Scorer
 from bebop.grpo.steplog import Clock, step_metrics
 from bebop.grpo.trainer import ScoredGroup, Trainer, Update

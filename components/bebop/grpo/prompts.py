@@ -5,72 +5,13 @@ Group number n of a run is always the same prompt with the same request seeds, a
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from bebop.errors import ArtifactError, InputError
+from bebop.dataset import Prompt
 from bebop.rollout.engine import Request, SamplingParams
-
-COLUMNS = ("prompt_id", "tokens", "text", "task", "gold", "entry")
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One row of `prompts/*.parquet`; `entry` is what the task's verifier knows about it."""
-
-    prompt_id: str
-    tokens: tuple[int, ...]
-    text: str
-    task: str
-    gold: str
-    entry: dict[str, Any]
-
-
-def read_prompts(file: Path, vocab_size: int) -> list[Prompt]:
-    """All prompts of a parquet file.
-
-    Raises:
-        ArtifactError: the file is missing or not such a parquet.
-        InputError: it holds no prompt, or a token that the model does not have.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    if not file.is_file():
-        raise ArtifactError("the dataset has no such file", where=str(file), fix="Rerun data_prep")
-    try:
-        rows = pyarrow.parquet.read_table(file, columns=list(COLUMNS)).to_pylist()
-        prompts = [_prompt(row) for row in rows]
-    except (pyarrow.ArrowInvalid, KeyError, json.JSONDecodeError) as error:
-        raise ArtifactError(
-            f"not a prompts file: {error}", where=str(file), fix="Rerun data_prep"
-        ) from error
-    _check(prompts, file, vocab_size)
-    return prompts
-
-
-def _prompt(row: dict[str, Any]) -> Prompt:
-    values = {**row, "tokens": tuple(row["tokens"]), "entry": json.loads(row["entry"])}
-    return Prompt(**{name: values[name] for name in COLUMNS})
-
-
-def _check(prompts: Sequence[Prompt], file: Path, vocab_size: int) -> None:
-    if not prompts:
-        raise InputError(
-            "there is no prompt", where=str(file), fix="Look into the dataset's rejects.jsonl"
-        )
-    for prompt in prompts:
-        if not prompt.tokens or max(prompt.tokens) >= vocab_size or min(prompt.tokens) < 0:
-            raise InputError(
-                f"prompt {prompt.prompt_id} is empty or has a token outside 0..{vocab_size - 1}",
-                where=str(file),
-                fix="The dataset was made for another model: rerun data_prep with this one",
-            )
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bebop.grpo.prompts import Prompt
+from bebop.dataset import Prompt
 from bebop.rewards.registry import Verifier, self_test, verifier
 from bebop.rollout.engine import Completion
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from bebop.errors import ArtifactError, InputError
+from bebop.dataset import Prompt, read_prompts, read_sampling
+from bebop.errors import InputError
 from bebop.grpo.checkpoint import Checkpoints, Progress
 from bebop.grpo.loop import Loop, Plan
 from bebop.grpo.objective import Clip
-from bebop.grpo.prompts import Prompt, PromptStream, read_prompts
+from bebop.grpo.prompts import PromptStream
 from bebop.grpo.scoring import Scorer
 from bebop.grpo.speculation import choose_speculation
 from bebop.grpo.stage import Config
@@ -75,10 +76,11 @@ def training_session(
     if config.threads:
         torch.set_num_threads(config.threads)
     manifest = read_manifest(inputs["dataset"], "manifest.json")
-    sampling = read_sampling(manifest, config.max_tokens, inputs["dataset"])
+    sampling = rollout_sampling(config, inputs["dataset"])
     speculation = choose_speculation(config.speculation, config.gamma, inputs["diagnosis"])
     meta = read_head_meta(inputs["model"])
-    train, held_out = _read_prompts(inputs["dataset"], meta.vocab_size)
+    sides = ("train", "eval")
+    train, held_out = (read_prompts(inputs["dataset"], side, meta.vocab_size) for side in sides)
     longest = max(len(p.tokens) for p in (*train, *held_out)) + sampling.max_tokens
     settings = _worker_settings(config, inputs["model"], speculation, longest)
     store = object_store_bytes(inputs["model"])
@@ -131,28 +133,13 @@ def _load(config: Config, model: Path, sampling: SamplingParams) -> tuple[Traine
     return Trainer(backbone, _trainer_settings(config, sampling)), head
 
 
-def read_sampling(
-    manifest: Mapping[str, Any], max_tokens: int | None, dataset: Path
-) -> SamplingParams:
+def rollout_sampling(config: Config, dataset: Path) -> SamplingParams:
     """How prompts are sampled: as the dataset says.
 
     Raises:
-        ArtifactError: the manifest does not say it.
         InputError: greedy sampling, which gives every sample of a group the same reward.
     """
-    try:
-        values = manifest["sampling"]
-        sampling = SamplingParams(
-            temperature=float(values["temperature"]),
-            top_k=int(values["top_k"]),
-            top_p=float(values["top_p"]),
-            max_tokens=max_tokens or int(values["max_tokens"]),
-            stop_token_ids=tuple(manifest["stop_token_ids"]),
-        )
-    except KeyError as error:
-        raise ArtifactError(
-            f"manifest.json has no {error}", where=str(dataset), fix="Rerun data_prep"
-        ) from error
+    sampling = read_sampling(dataset, max_tokens=config.max_tokens)
     if sampling.temperature == 0:
         raise InputError(
             "the dataset is sampled greedily: the samples of a group would all be equal",
@@ -168,12 +155,6 @@ def read_entropy_range(manifest: Mapping[str, Any]) -> tuple[float, float] | Non
     if "p05" not in entropy or "p95" not in entropy:
         return None
     return float(entropy["p05"]), float(entropy["p95"])
-
-
-def _read_prompts(dataset: Path, vocabulary: int) -> tuple[list[Prompt], list[Prompt]]:
-    files = [dataset / "prompts" / f"{split}.parquet" for split in ("train", "eval")]
-    train, held_out = (read_prompts(file, vocabulary) for file in files)
-    return train, held_out
 
 
 def _trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSettings:

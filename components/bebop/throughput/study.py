@@ -19,7 +19,7 @@ from bebop.rollout.torch_engine import TorchEngine
 from bebop.throughput.bench import PLAIN, MakeEngine, Sample, Setting, measure_batch
 from bebop.throughput.cells import Cell, make_cells
 from bebop.throughput.hardware import hardware
-from bebop.throughput.verdict import Advice, Verdict, decide, read_advice
+from bebop.throughput.verdict import Advice, Verdict, decide
 from bebop.throughput.workload import Workload, make_workload
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def study(config: "Config", dataset: Path, policy: Path, diagnosis: Path) -> Stu
     """Load, decode every setting at every batch size, price the steps, decide."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    advice = read_advice(diagnosis)
+    advice = Advice.of(diagnosis)
     backbone, head, meta = load_model(policy)
     workload = make_workload(config, dataset, backbone.token_count)
     settings = list_settings(config.modes, config.gammas, advice)

@@ -3,11 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self
 
-from bebop.errors import ArtifactError
-from bebop.provenance import read_manifest
-from bebop.rollout.engine import Mode
+from bebop.rollout.advice import read_advice
 from bebop.throughput.bench import PLAIN, Setting
 from bebop.throughput.cells import Cell
 
@@ -23,6 +21,13 @@ class Advice:
 
     setting: Setting
     max_batch: int
+
+    @classmethod
+    def of(cls, diagnosis: Path) -> Self:
+        """The advice in a diagnosis's folder."""
+        advised = read_advice(diagnosis)
+        plain = advised.mode == "off"
+        return cls(PLAIN if plain else Setting(advised.mode, advised.gamma), advised.max_batch)
 
     def at(self, batch: int) -> Setting:
         """The recommended setting at a batch size."""
@@ -67,25 +72,6 @@ class Verdict:
     def best(self) -> Cell:
         """The cell with the largest speed-up."""
         return max((c.fastest for c in self.choices), key=lambda cell: cell.speedup.median)
-
-
-def read_advice(diagnosis: Path) -> Advice:
-    """The recommendation in `diagnosis.json`.
-
-    Raises:
-        ArtifactError: missing, damaged, of an unknown version, or without a recommendation.
-    """
-    record = read_manifest(diagnosis, "diagnosis.json")
-    mode, gamma, largest = (record.get(name) for name in ("verdict", "gamma", "max_batch"))
-    known = mode in ("off", "target_only", "rejection")
-    if not (known and isinstance(gamma, int) and isinstance(largest, int)):
-        raise ArtifactError(
-            f"no recommendation: verdict {mode!r}, gamma {gamma!r}, max_batch {largest!r}",
-            where=str(diagnosis / "diagnosis.json"),
-            fix="Rerun diagnosis",
-        )
-    setting = PLAIN if mode == "off" else Setting(cast(Mode, mode), gamma)
-    return Advice(setting, largest)
 
 
 def decide(cells: Sequence[Cell], advice: Advice, margin: float) -> Verdict:
