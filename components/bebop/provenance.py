@@ -118,7 +118,9 @@ def _sync_tree(folder: Path) -> None:
     """
     for file in folder.rglob("*"):
         if not file.is_symlink():
-            file.chmod(file.stat().st_mode | 0o444)
+            mode = file.stat().st_mode
+            if mode & 0o444 != 0o444:
+                file.chmod(mode | 0o444)
             _sync(file)
     _sync(folder)
 
