@@ -201,6 +201,9 @@ def _save_ending(folder: Path | None, record: Mapping[str, Any]) -> None:
 def _limit_threads(threads: int) -> None:
     if threads:
         os.environ["OMP_NUM_THREADS"] = str(threads)
+        # Long spinning at OpenMP barriers starves the thread that everybody waits for as soon as
+        # another process wants a core; a short spin costs little on idle ones.
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(threads)
 
