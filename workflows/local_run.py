@@ -115,11 +115,12 @@ def _execute(
     link: Mapping[str, str],
 ) -> None:
     """Write the request, run the graph, write the summary, print the table."""
+    print(f"run {folder.name}: opening MLflow, some seconds the first time", flush=True)
     mlflow = _open_tracking(folder, profile, stages, link)
     write_request(folder, profile, command, mlflow=mlflow, stages=list(stages), **link)
     _set_environment(folder, profile, mlflow)
     environment = {stage: {"MLFLOW_RUN_ID": run} for stage, run in mlflow["children"].items()}
-    print(f"run {folder.name}: {' → '.join(stages)}", flush=True)
+    print(" → ".join(stages), flush=True)
     status = "FAILED"
     try:
         _run_graph(folder, profile, stages, imported, environment)
