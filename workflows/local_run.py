@@ -1,6 +1,7 @@
 """Runs the graph on this machine through Kubeflow's own local runner."""
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from kfp import local
 
 from bebop import tracking
 from bebop.errors import StageError
-from bebop.provenance import link_or_copy_tree
+from bebop.provenance import link_or_copy
 from bebop.stage_main import RUN_DIR, RUNNER_PID
 from workflows.bebop import make_pipeline
 from workflows.profile import Profile, load_profile, override_values
@@ -96,7 +97,14 @@ def _take_checkpoints(source: Path, folder: Path, stage: str) -> None:
     record = stage_record(source, stage)
     checkpoints = source / stage / "checkpoints"
     if record and record["status"] != "succeeded" and checkpoints.is_dir():
-        link_or_copy_tree(checkpoints, folder / stage / "checkpoints")
+        # A leading dot marks what was still being written when the stage was killed.
+        whole = shutil.ignore_patterns(".*")
+        shutil.copytree(
+            checkpoints,
+            folder / stage / "checkpoints",
+            copy_function=link_or_copy,
+            ignore=whole,
+        )
 
 
 def _close_dead_run(request: Mapping[str, Any]) -> None:

@@ -67,7 +67,8 @@ def _await_checkpoint(runs_dir: Path, known: set[Path], stage: str, runner) -> P
     while time.monotonic() < deadline:
         assert runner.poll() is None, f"the run ended before {stage} wrote a checkpoint"
         for folder in set(runs_dir.glob("*-tiny*")) - known:
-            if any((folder / stage / "checkpoints").glob("*")):
+            # A dot marks a checkpoint that is still being written.
+            if any((folder / stage / "checkpoints").glob("[!.]*")):
                 return folder
         time.sleep(0.05)
     raise AssertionError(f"{stage} wrote no checkpoint")
