@@ -5,11 +5,10 @@ works where only kfp is installed.
 """
 
 import argparse
-import errno
 import sys
 from pathlib import Path
 
-from bebop.errors import BebopError, disk_full
+from bebop.errors import BebopError, disk_full, is_disk_full
 from workflows.stages import STAGES
 
 DEFAULT_PROFILE = "laptop"
@@ -24,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"\nerror: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_disk_full(error):
             raise
         print(f"\nerror: {disk_full(error.filename)}", file=sys.stderr)
         return 1

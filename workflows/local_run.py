@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from kfp import local
 from bebop import tracking
 from bebop.errors import StageError
 from bebop.provenance import link_or_copy
-from bebop.stage_main import RUN_DIR, RUNNER_PID
+from bebop.stage_main import RUN_DIR, RUNNER_PID, check_device
 from workflows.bebop import make_pipeline
 from workflows.profile import Profile, load_profile, override_values
 from workflows.run_folder import (
     new_run_folder,
     open_run,
     record_reused,
+    rerun_command,
     stage_record,
     summarize,
     usable_outputs,
@@ -28,6 +30,8 @@ from workflows.run_folder import (
 from workflows.run_log import run_log
 from workflows.stages import STAGES, needed_artifacts, stages_from
 from workflows.summary_table import print_summary
+
+STAGE_ENDS_WITHIN_SECONDS = 15.0
 
 
 def run(profile_name: str, overrides: Sequence[str], runs_dir: Path, command: list[str]) -> Path:
@@ -46,6 +50,8 @@ def run(profile_name: str, overrides: Sequence[str], runs_dir: Path, command: li
         BebopError: bad configuration, or a stage that failed (after the summary was written).
     """
     profile = load_profile(profile_name, overrides)
+    for config in profile.configs.values():
+        check_device(config)
     folder = new_run_folder(runs_dir, profile.name)
     _execute(folder, profile, STAGES, {}, command, {})
     return folder
@@ -139,10 +145,30 @@ def _execute(
     finally:
         # A second Ctrl-C must not lose the summary of what is finished.
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        stopped = _await_running_stage(folder, stages)
         summary = summarize(folder)
         _close_tracking(mlflow, summary, status)
         print_summary(folder, summary, mlflow)
+        if status == "KILLED" and stopped:
+            print(f"to take it up: {rerun_command(folder, stopped)}", flush=True)
         signal.signal(signal.SIGINT, handler)
+
+
+def _await_running_stage(folder: Path, stages: tuple[str, ...]) -> str:
+    """Let an interrupted stage close its record and its workers; it ends with this process.
+
+    Returns:
+        The first stage that is not finished; empty when all are.
+    """
+    deadline = time.monotonic() + STAGE_ENDS_WITHIN_SECONDS
+    for stage in stages:
+        record = stage_record(folder, stage)
+        while record and record["status"] == "running" and time.monotonic() < deadline:
+            time.sleep(0.1)
+            record = stage_record(folder, stage)
+        if record is None or record["status"] != "succeeded":
+            return stage
+    return ""
 
 
 def _run_graph(
@@ -174,7 +200,7 @@ def _run_graph(
         raise StageError(
             f"{failed[0]} failed: {record.get('error', 'see its output above').rstrip('.')}",
             where=f"log: {folder / 'log.txt'}",
-            fix=f"Then: python pipeline.py rerun {failed[0]} --run {folder.name}",
+            fix=f"Then: {rerun_command(folder, failed[0])}",
         ) from error
 
 

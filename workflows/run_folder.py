@@ -8,6 +8,7 @@ runs/<id>/summary.json        all stages in one place
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,18 +96,38 @@ def usable_outputs(folder: Path, stage: str) -> dict[str, dict[str, Any]]:
         raise ArtifactError(
             f"{stage} of this run is not usable: {state}",
             where=str(folder),
-            fix=f"Rerun from there: pipeline.py rerun {stage} --run {folder.name}",
+            fix=f"Rerun from there: {rerun_command(folder, stage)}",
         )
+    outputs: dict[str, dict[str, Any]] = {}
     for name, artifact in record["outputs"].items():
-        found = hash_path(Path(artifact["path"]))
-        if found != artifact["hash"]:
+        path = present_path(folder, artifact["path"])
+        problem = "is missing" if not path.exists() else ""
+        if not problem and hash_path(path) != artifact["hash"]:
+            problem = f"has changed since {stage} wrote it"
+        if problem:
             raise ArtifactError(
-                f"{name} has changed since {stage} wrote it",
-                where=f"{artifact['path']}: {found}, recorded {artifact['hash']}",
-                fix=f"Rerun from there: pipeline.py rerun {stage} --run {folder.name}",
+                f"{name} {problem}",
+                where=f"{path}, recorded {artifact['hash']}",
+                fix=f"Rerun from there: {rerun_command(folder, stage)}",
             )
-    outputs: dict[str, dict[str, Any]] = record["outputs"]
+        outputs[name] = {**artifact, "path": str(path)}
     return outputs
+
+
+def present_path(folder: Path, recorded: str) -> Path:
+    """Where a recorded artifact lies now: a run's folder may have been moved or copied."""
+    path = Path(recorded)
+    if folder.name in path.parts:
+        return folder.joinpath(*path.parts[path.parts.index(folder.name) + 1 :])
+    return path
+
+
+def rerun_command(folder: Path, stage: str) -> str:
+    """The command that takes a run up at a stage, to be pasted where this run was started."""
+    command = f"python pipeline.py rerun {stage} --run {folder.name}"
+    if folder.parent == Path("runs").resolve():
+        return command
+    return f"{command} --runs-dir {shlex.quote(str(folder.parent))}"
 
 
 def record_reused(folder: Path, source: Path, stage: str) -> None:
@@ -114,8 +135,13 @@ def record_reused(folder: Path, source: Path, stage: str) -> None:
     record = stage_record(source, stage)
     assert record is not None
     origin = record.get("reused_from", source.name)
-    write_json(folder / stage / "stage.json", {**record, "status": "reused", "reused_from": origin})
-    paths = {name: Path(artifact["path"]) for name, artifact in record["outputs"].items()}
+    outputs = {
+        name: {**artifact, "path": str(present_path(source, artifact["path"]))}
+        for name, artifact in record["outputs"].items()
+    }
+    reused = {**record, "status": "reused", "reused_from": origin, "outputs": outputs}
+    write_json(folder / stage / "stage.json", reused)
+    paths = {name: Path(artifact["path"]) for name, artifact in outputs.items()}
     show_outputs(folder / stage, paths)
 
 

@@ -56,7 +56,8 @@ class RunLog(io.TextIOBase):
             self._in_dump = line != STAGE_LINE + "}"
             return ""
         if match := re.search(r"Executing task '(.+)'", line):
-            return f"▶ {match[1].replace('-', '_')}"
+            reused = match[1].startswith("importer")
+            return "" if reused else f"▶ {match[1].replace('-', '_')}"
         if not line.startswith(STAGE_LINE) or "[KFP Executor" in line:
             return ""
         return "" if NOISE.search(line) else line[len(STAGE_LINE) :].rstrip()

@@ -63,17 +63,20 @@ def stage_of(config_type: type[StageConfig]) -> str:
 def config_error(config_type: type[StageConfig], error: ValidationError) -> ConfigError:
     """Turn pydantic's list into one message that names key, reason and remedy."""
     stage = stage_of(config_type)
-    reasons, keys = [], set()
+    reasons, keys, unknown_keys = [], set(), False
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"]) or "(whole)"
         unknown = item["type"] == "extra_forbidden"
+        unknown_keys |= unknown
         reasons.append(f"{key}: {'unknown key' if unknown else item['msg']}")
         keys.add(key)
     known = ", ".join(sorted(config_type.model_fields))
     return ConfigError(
         f"invalid config of {stage}: {'; '.join(reasons)}",
         where=", ".join(f"{stage}.{key}" for key in sorted(keys)),
-        fix=f"Keys of {stage}: {known}",
+        fix=f"Keys of {stage}: {known}"
+        if unknown_keys
+        else f"python -m bebop.{stage} --help explains each key",
     )
 
 

@@ -1,5 +1,8 @@
 """Errors that a user can act on: each says what is wrong, where, and what to do."""
 
+import errno
+import os
+
 
 class BebopError(Exception):
     """Base of every error that bebop reports to its user.
@@ -38,6 +41,20 @@ class LosslessnessError(BebopError):
 
 class StageError(BebopError):
     """A stage that cannot go on, although its inputs were fine."""
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a full file system is what an error, or the error behind it, says.
+
+    Libraries wrap the system's error in types of their own and keep only its text.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        full = isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or os.strerror(errno.ENOSPC) in str(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def disk_full(path: str | None) -> StageError:

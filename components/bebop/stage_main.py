@@ -5,7 +5,6 @@ a record. When `pipeline.py` runs the DAG on this machine, `BEBOP_RUN_DIR` names
 and the record lies in `<run>/<stage>/stage.json`, which a rerun reads.
 """
 
-import errno
 import json
 import math
 import os
@@ -21,7 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bebop.config import StageConfig, stage_of
-from bebop.errors import BebopError, InputError, StageError, disk_full
+from bebop.errors import (
+    BebopError,
+    ConfigError,
+    InputError,
+    StageError,
+    disk_full,
+    is_disk_full,
+)
 from bebop.metrics import unknown_metrics
 from bebop.provenance import git_sha, hash_path, link_or_copy, show_outputs, write_json
 from bebop.tracking import Tracker, open_tracker
@@ -31,7 +37,6 @@ if TYPE_CHECKING:
 
 RUN_DIR = "BEBOP_RUN_DIR"
 RUNNER_PID = "BEBOP_RUNNER_PID"
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 Run = Callable[..., dict[str, float]]
 
 
@@ -58,6 +63,7 @@ def run_stage(
     Raises:
         BebopError: what the stage raised, after the record and tracking were closed.
     """
+    check_device(config)
     stage = stage_of(type(config))
     run_dir = os.environ.get(RUN_DIR)
     folder = Path(run_dir) / stage if run_dir else None
@@ -72,6 +78,28 @@ def run_stage(
         metrics = run(config, **inputs, **outputs, tracker=tracker, checkpoints=checkpoints)
         _finish(record, metrics, outputs, tracker, folder)
     return record
+
+
+def check_device(config: StageConfig) -> None:
+    """Refuse a torch device that is not there, before anything is computed.
+
+    Raises:
+        ConfigError: the config's `device` does not exist on this machine.
+    """
+    device = getattr(config, "device", "cpu")
+    if device == "cpu":
+        return
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"no device {device!r} here: {reason}",
+            where=f"{stage_of(type(config))}.device",
+            fix='Use "cpu", or run where the device is',
+        ) from error
 
 
 def _new_record(
@@ -167,15 +195,15 @@ def _closing(record: dict[str, Any], folder: Path | None, tracker: Tracker) -> I
     except KeyboardInterrupt:
         status = "interrupted"
         raise
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        full = disk_full(str(error.filename or folder or ""))
-        record["error"] = full.what
-        raise full from error
     except BebopError as error:
         record["error"] = str(error)
         raise
+    except Exception as error:  # whatever a library makes of a full disk
+        if not is_disk_full(error):
+            raise
+        full = disk_full(str(getattr(error, "filename", None) or folder or ""))
+        record["error"] = full.what
+        raise full from error
     finally:
         record["status"], record["seconds"] = status, time.monotonic() - start
         _save_ending(folder, record)
@@ -193,7 +221,7 @@ def _save_ending(folder: Path | None, record: Mapping[str, Any]) -> None:
     try:
         _save(folder, record)
     except OSError as error:
-        if error.errno not in DISK_FULL:
+        if not is_disk_full(error):
             raise
         print(f"no room for {folder}/stage.json", file=sys.stderr, flush=True)
 

@@ -5,13 +5,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from tests.small_dataset import manifest, write_prompts
 
 from bebop.decoding import loop
 from bebop.diagnosis.stage import Config, run
+from bebop.diagnosis.study import backbone_warnings
 from bebop.diagnosis.verdict import Option, decide
 from bebop.errors import ArtifactError, InputError, LosslessnessError
 from bebop.metrics import unknown_metrics
+from bebop.models.checkpoint import backbone_hash, load_model
 from bebop_kernels.rejection import verify_chain
 
 QUICK = {"prompts": 8, "losslessness_draws": 500, "rollout_batch": 4, "batch_sizes": [1]}
@@ -171,3 +174,12 @@ def test_speculation_that_never_pays_is_off() -> None:
     )
     assert (verdict.verdict, verdict.max_batch) == ("off", 0)
     assert "No setting pays" in verdict.reason
+
+
+def test_a_head_on_other_weights_than_its_own_is_warned_about(model: Path) -> None:
+    backbone, _, meta = load_model(model)
+    meta = meta.model_copy(update={"backbone_hash": backbone_hash(backbone)})
+    assert backbone_warnings(meta, backbone) == []
+    with torch.no_grad():
+        next(backbone.model.parameters()).add_(0.1)
+    assert "other backbone weights" in backbone_warnings(meta, backbone)[0]

@@ -56,3 +56,11 @@ def test_recorded_values_give_the_same_configs_again():
     profile = load_profile("tiny")
     recorded = {name: config.model_dump(mode="json") for name, config in profile.configs.items()}
     assert override_values(recorded, []) == dict(profile.configs)
+
+
+def test_a_device_that_is_not_there_is_refused_before_the_run_starts(tmp_path):
+    from workflows.local_run import run
+
+    with pytest.raises(ConfigError, match=r"no device 'banana'.*mtp_sft\.device"):
+        run("tiny", ["mtp_sft.device=banana"], tmp_path, [])
+    assert not list(tmp_path.iterdir())

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 
@@ -9,6 +10,7 @@ from workflows.run_folder import (
     new_run_folder,
     open_run,
     record_reused,
+    rerun_command,
     stage_record,
     summarize,
     usable_outputs,
@@ -62,7 +64,7 @@ def test_outputs_are_usable_only_while_they_are_unchanged(run_folder):
 def test_a_deleted_output_is_missed(run_folder):
     (run_folder / "kfp" / "dataset" / "rows").unlink()
     (run_folder / "kfp" / "dataset").rmdir()
-    with pytest.raises(ArtifactError, match="missing"):
+    with pytest.raises(ArtifactError, match=r"dataset is missing .* rerun data_prep --run"):
         usable_outputs(run_folder, "data_prep")
 
 
@@ -91,3 +93,21 @@ def test_a_runs_dir_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="--runs-dir"):
         new_run_folder(tmp_path / "file", "tiny")
+
+
+def test_a_copied_run_uses_its_own_artifacts(run_folder, tmp_path):
+    copied = tmp_path / "archive" / run_folder.name
+    shutil.copytree(run_folder, copied)
+    (run_folder / "kfp" / "dataset" / "rows").write_text("changed in the original")
+    path = usable_outputs(copied, "data_prep")["dataset"]["path"]
+    assert path == str(copied / "kfp" / "dataset")
+    (copied / "kfp" / "dataset" / "rows").write_text("changed in the copy")
+    with pytest.raises(ArtifactError, match="dataset has changed"):
+        usable_outputs(copied, "data_prep")
+
+
+def test_the_rerun_command_names_the_runs_dir(run_folder, tmp_path, monkeypatch):
+    command = rerun_command(run_folder, "grpo")
+    assert command.endswith(f"rerun grpo --run {run_folder.name} --runs-dir {tmp_path}")
+    monkeypatch.chdir(tmp_path)
+    assert rerun_command(tmp_path / "runs" / "r1", "grpo").endswith("rerun grpo --run r1")

@@ -19,7 +19,7 @@ from bebop.diagnosis.prices import Prices, measure_prices
 from bebop.diagnosis.sampling import Decoded, decode
 from bebop.diagnosis.verdict import NAMES, Option, Sampler, Verdict, decide
 from bebop.models.backbone import Backbone
-from bebop.models.checkpoint import HeadMeta, load_model
+from bebop.models.checkpoint import HeadMeta, backbone_hash, load_model
 from bebop.models.mtp_head import MTPHead
 from bebop.progress import Progress
 from bebop.provenance import read_manifest
@@ -115,7 +115,10 @@ def study(config: "Config", dataset: Path, model: Path) -> Study:
         options=options,
         verdict=decide(options, config.rollout_batch, config.margin),
         tests=tests,
-        warnings=find_warnings(meta, manifest, sampling, decoded, config.gamma),
+        warnings=[
+            *backbone_warnings(meta, backbone),
+            *find_warnings(meta, manifest, sampling, decoded, config.gamma),
+        ],
     )
 
 
@@ -156,6 +159,21 @@ def list_options(config: "Config", decoded: dict[Sampler, Decoded], prices: Pric
         for mode, run in decoded.items()
         for gamma, accepted in enumerate(run.accepted_by_gamma(), start=1)
         for batch in prices.batches
+    ]
+
+
+def backbone_warnings(meta: HeadMeta, backbone: Backbone) -> list[str]:
+    """Whether the head sits on the very weights that it was trained for.
+
+    A policy that was trained on is another backbone too, and keeps its head: this warns, it does
+    not refuse.
+    """
+    if not meta.backbone_hash or meta.backbone_hash == backbone_hash(backbone):
+        return []
+    return [
+        "The head was trained on other backbone weights than these (their hashes differ): for a "
+        "policy after reinforcement learning that is expected, else this head belongs to another "
+        "model. Train it again with mtp_sft if acceptance is low."
     ]
 
 

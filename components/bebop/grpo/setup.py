@@ -208,7 +208,7 @@ def resume(checkpoints: Checkpoints, trainer: Trainer) -> Progress:
     found = checkpoints.newest()
     if found is None:
         if checkpoints.foreign:
-            _say(f"{checkpoints.folder} holds another run's checkpoints; starting afresh")
+            _say(f"{checkpoints.folder}: of another config or other inputs; starting afresh")
             checkpoints.clear()
         return Progress()
     progress, state = found
