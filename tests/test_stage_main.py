@@ -127,6 +127,18 @@ def test_failures_are_recorded(dataset, tmp_path, run_dir, error, raised, status
     assert record["outputs"] == {}
 
 
+def test_a_pipe_that_breaks_during_an_interrupt_is_still_an_interrupt(dataset, tmp_path, run_dir):
+    def fail(config, **paths):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise BrokenPipeError(errno.EPIPE, "nobody reads the last progress line")
+
+    with pytest.raises(KeyboardInterrupt):
+        call(fail, dataset, tmp_path)
+    assert saved(run_dir)["status"] == "interrupted"
+
+
 def test_real_full_disk_is_one_message(dataset, tmp_path, run_dir):
     def fill(config, **paths):
         with open("/dev/full", "w") as stream:

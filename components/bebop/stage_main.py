@@ -198,7 +198,10 @@ def _closing(record: dict[str, Any], folder: Path | None, tracker: Tracker) -> I
     except BebopError as error:
         record["error"] = str(error)
         raise
-    except Exception as error:  # whatever a library makes of a full disk
+    except Exception as error:  # whatever a library makes of a full disk or of Ctrl-C
+        if _was_interrupted(error):
+            status = "interrupted"
+            raise KeyboardInterrupt from error
         if not is_disk_full(error):
             raise
         full = disk_full(str(getattr(error, "filename", None) or folder or ""))
@@ -209,6 +212,20 @@ def _closing(record: dict[str, Any], folder: Path | None, tracker: Tracker) -> I
         _save_ending(folder, record)
         ending = {"succeeded": "FINISHED", "interrupted": "KILLED"}.get(status, "FAILED")
         tracker.finish(ending)
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether an error arose while a KeyboardInterrupt was on its way out.
+
+    After Ctrl-C the runner no longer reads our output, so that a last progress line breaks the
+    pipe, and that error takes the interrupt's place.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, KeyboardInterrupt):
+            return True
+        seen = seen.__context__
+    return False
 
 
 def _save(folder: Path | None, record: Mapping[str, Any]) -> None:
