@@ -124,7 +124,7 @@ class Progress:
 
 def track(iterable: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
     """Iterate with a progress display; `total` is needed where `len` does not work."""
-    size = total if total is not None else len(iterable)  # type: ignore[arg-type]
+    size = total if total is not None else len(iterable)  # type: ignore[arg-type]  # len says so itself
     with Progress(description, size) as progress:
         for item in iterable:
             yield item
